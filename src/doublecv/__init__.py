@@ -1,0 +1,28 @@
+"""Low-variance, unbiased gradients of expectations under discrete distributions, for JAX and PyTorch.
+
+>>> import doublecv as dcv
+>>> dcv.DoubleCV(samples=4).coefficients()
+{'alpha': 0.0}
+"""
+
+from doublecv import diagnostics, estimators
+from doublecv.distributions import Bernoulli, Categorical
+from doublecv.estimators import ARMS, RLOO, DisARM, DoubleCV, Estimator, Evaluation, MuProp, Reinforce, RStar
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ARMS",
+    "RLOO",
+    "Bernoulli",
+    "Categorical",
+    "DisARM",
+    "DoubleCV",
+    "Estimator",
+    "Evaluation",
+    "MuProp",
+    "RStar",
+    "Reinforce",
+    "diagnostics",
+    "estimators",
+]

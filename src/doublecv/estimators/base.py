@@ -1,0 +1,186 @@
+"""What every estimator is: a frozen dataclass with a handful of named parts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from doublecv.arrays import Array, Shape
+from doublecv.distributions import Bernoulli, Categorical, Distribution
+from doublecv.estimators.couplings import Coupling, Independent
+from doublecv.estimators.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@dataclass(frozen=True)
+class Estimator(ABC):
+    """An unbiased estimator of d/dlogits E_q f from f at K samples of q.
+
+    A subclass states its name and its formula and, where they differ from those given here, the facts about it: its
+    coefficients, how its samples are coupled, what it needs of f. All that acts on these facts is final here, so that
+    one file shows all that an estimator does.
+
+    Attributes:
+        samples: K, the number of samples at which f is evaluated.
+    """
+
+    samples: int
+
+    minimum_samples: ClassVar[int] = 1
+    multiple_of: ClassVar[int] = 1
+    families: ClassVar[tuple[type[Distribution], ...]] = (Bernoulli, Categorical)
+
+    @final
+    def __post_init__(self) -> None:
+        if isinstance(self.samples, bool) or not isinstance(self.samples, int):
+            raise TypeError(f"samples must be an integer, got {self.samples!r}")
+        if self.samples < self.minimum_samples:
+            raise ValueError(
+                f"samples must be at least {self.minimum_samples} for {type(self).__name__}, got {self.samples}"
+                + (": a sample's baseline is made from the other samples" if self.minimum_samples == 2 else "")
+            )
+        if self.samples % self.multiple_of:
+            raise ValueError(
+                f"samples must be a multiple of {self.multiple_of} for {type(self).__name__}, got {self.samples}: "
+                f"its samples come in antithetic pairs; ARMS takes any number of coupled samples"
+            )
+        self.check_options()
+
+    def check_options(self) -> None:
+        """Raise where a field of the subclass has a value that it cannot have."""
+        return None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name under which the registry makes this estimator."""
+
+    @property
+    def needs_df(self) -> bool:
+        """Whether the formula uses the gradient of f in x at the samples."""
+        return False
+
+    @property
+    def needs_mean(self) -> bool:
+        """Whether the formula uses f and its gradient in x at the mean of q."""
+        return False
+
+    @property
+    def relaxed_points(self) -> int:
+        """At how many relaxed points, besides the samples, the estimator evaluates its own control variate."""
+        return 0
+
+    @property
+    def linear(self) -> bool:
+        """Whether the estimate is linear in the coefficients, so that the best ones solve a linear system."""
+        return True
+
+    @property
+    def coupling(self) -> Coupling:
+        """How the K samples depend on each other."""
+        return Independent()
+
+    @property
+    def evaluations(self) -> int:
+        """The number of points at which one estimate evaluates f."""
+        return self.samples + self.needs_mean + self.relaxed_points
+
+    def coefficients(self) -> dict[str, Any]:
+        """The learnable coefficients and their start."""
+        return {}
+
+    def control(
+        self,
+        f: Callable[[Array], Array],
+        q: Distribution,
+        noise: Float[Array, "..."],
+        x: Float[Array, "K *batch *event"],
+        coefficients: Mapping[str, Any],
+    ) -> Float[Array, "relaxed *batch"]:
+        """The control variate at the relaxed points, which the front-end differentiates in q's logits.
+
+        q has an axis of `relaxed_points` in front, so that each point has logits of its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no relaxed points")
+
+    @final
+    def noise_shape(self, q: Distribution) -> Shape:
+        """The shape of the uniform noise on [0, 1) that `draw` wants."""
+        return self.coupling.noise_shape(q, self.samples)
+
+    @final
+    def draw(self, q: Distribution, noise: Float[Array, "..."]) -> Float[Array, "K *batch *event"]:
+        """K samples of q, coupled as the estimator wants them."""
+        self.check_family(q)
+        wanted = self.noise_shape(q)
+        if tuple(noise.shape) != wanted:
+            raise ValueError(
+                f"noise must have shape {wanted} (estimator.noise_shape(q)), got shape {tuple(noise.shape)}"
+            )
+        return self.coupling.draw(q, noise)
+
+    @final
+    def gradient(
+        self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
+    ) -> Float[Array, "*batch *event"]:
+        """The estimate of d/dlogits E_q f, shaped like the logits."""
+        self.check_family(q)
+        self.check_coefficients(coefficients)
+        self.check_evaluation(q, evaluation)
+        return self.formula(q, evaluation, coefficients)
+
+    @abstractmethod
+    def formula(
+        self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
+    ) -> Float[Array, "*batch *event"]:
+        """The estimator's equation; `gradient` calls it once the arguments are checked."""
+
+    @final
+    def check_family(self, q: Distribution) -> None:
+        """Raise unless q is a distribution that the estimator is for."""
+        if not isinstance(q, self.families):
+            wanted = " or ".join(f"doublecv.{family.__name__}" for family in self.families)
+            remedy = (
+                "; for Categorical take RLOO or DoubleCV"
+                if isinstance(q, Categorical)
+                else f"; make one from logits, for example doublecv.{self.families[0].__name__}(logits=logits)"
+            )
+            raise TypeError(f"q must be a {wanted} for {type(self).__name__}, got {type(q).__name__}{remedy}")
+
+    @final
+    def check_coefficients(self, coefficients: Mapping[str, Any]) -> None:
+        """Raise unless the coefficients have the names that the estimator's own have."""
+        wanted = self.coefficients().keys()
+        if not isinstance(coefficients, Mapping):
+            raise TypeError(
+                f"coefficients must be a dict like estimator.coefficients(), got {type(coefficients).__name__}"
+            )
+        if missing := sorted(wanted - coefficients.keys()):
+            raise ValueError(
+                f"coefficients of {type(self).__name__} lack {missing}, got {sorted(coefficients)}; "
+                f"start from estimator.coefficients()"
+            )
+        if unknown := sorted(coefficients.keys() - wanted):
+            raise ValueError(f"coefficients of {type(self).__name__} are {sorted(wanted)}, got {unknown} besides")
+
+    @final
+    def check_evaluation(self, q: Distribution, evaluation: Evaluation) -> None:
+        """Raise unless the evaluation holds what the formula needs, in the shapes that it wants."""
+        batch, event = q.batch_shape, q.event_shape
+        wanted: dict[str, Shape] = {"x": (self.samples, *batch, *event), "f": (self.samples, *batch)}
+        if self.needs_df:
+            wanted["df"] = wanted["x"]
+        if self.needs_mean:
+            wanted |= {"f_mean": batch, "df_mean": (*batch, *event)}
+        if self.relaxed_points:
+            wanted |= {"control": (self.relaxed_points, *batch), "dcontrol": (self.relaxed_points, *batch, *event)}
+        for field, shape in wanted.items():
+            given = getattr(evaluation, field)
+            if given is None:
+                raise ValueError(f"evaluation.{field} is None, but {type(self).__name__} needs it, with shape {shape}")
+            if tuple(given.shape) != shape:
+                raise ValueError(f"evaluation.{field} must have shape {shape}, got shape {tuple(given.shape)}")

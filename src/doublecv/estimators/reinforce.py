@@ -1,0 +1,54 @@
+"""REINFORCE: the score function estimator with no baseline or a constant one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from doublecv.arrays import Array
+from doublecv.distributions import Distribution
+from doublecv.estimators.base import Estimator
+from doublecv.estimators.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+def score_gradient(
+    q: Distribution, x: Float[Array, "K *batch *event"], weight: Float[Array, "K *batch"]
+) -> Float[Array, "*batch *event"]:
+    """1/K sum_k weight_k s(x_k)."""
+    return q.xp.mean(q.weigh(weight, q.score(x)), axis=0)
+
+
+@dataclass(frozen=True)
+class Reinforce(Estimator):
+    """REINFORCE, with the equation
+
+        g = 1/K sum_k (f(x_k) - c) s(x_k)
+
+    (Williams, 1992; Glynn, 1990; Titsias and Shi, 2022, equation 2).
+
+    Attributes:
+        samples: K >= 1.
+        learned_baseline: whether c is a coefficient, which starts at 0 and is learned by reducing the variance;
+            otherwise c = 0.
+    """
+
+    learned_baseline: bool = False
+
+    @property
+    def name(self) -> str:
+        """The registry's name."""
+        return "reinforce"
+
+    def coefficients(self) -> dict[str, Any]:
+        """The baseline c, where it is learned."""
+        return {"baseline": 0.0} if self.learned_baseline else {}
+
+    def formula(
+        self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
+    ) -> Float[Array, "*batch *event"]:
+        """1/K sum_k (f_k - c) s_k."""
+        return score_gradient(q, evaluation.x, evaluation.f - coefficients.get("baseline", 0.0))
