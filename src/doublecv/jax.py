@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from doublecv.arrays import register_pytree
+from doublecv.checks import check_estimator, check_returned_shape, differentiated_twice
 from doublecv.distributions import Bernoulli, Categorical, Distribution, event_size
 from doublecv.estimators import Estimator, Evaluation
 
@@ -102,8 +103,8 @@ def estimate(
     """The value, the gradient in the logits and the coefficients' gradient, explicitly.
 
     The arguments are those of `expect`, and so is the coefficients' gradient, for a loss that is the mean over the
-    batch. Nothing of f but its derivative in x is computed, so this is the form for logits that are themselves the parameters,
-    for diagnostics, and for use outside automatic differentiation.
+    batch. Nothing of f but its derivative in x is computed, so this is the form for logits that are themselves the
+    parameters, for diagnostics, and for use outside automatic differentiation.
     """
     held, noise = _prepare(q, estimator, coefficients, key)
     x = estimator.draw(held, noise)
@@ -145,10 +146,7 @@ class _Side(NamedTuple):
 def _prepare(
     q: Distribution, estimator: Estimator, coefficients: Mapping[str, Any], key: PRNGKeyArray
 ) -> tuple[Distribution, Float[Array, "..."]]:
-    if not isinstance(estimator, Estimator):
-        raise TypeError(
-            f"estimator must be a doublecv estimator such as doublecv.RLOO(samples=2), got {type(estimator).__name__}"
-        )
+    check_estimator(estimator)
     estimator.check_family(q)
     estimator.check_coefficients(coefficients)
     held = q.detach()
@@ -163,7 +161,7 @@ def _side(
     at_mean: tuple[Any, Any] = (None, None)
     if estimator.needs_mean:
         values, df = evaluate(f, q.mean[None])
-        _check_shape("f at the mean of q", values, (1, *q.batch_shape))
+        check_returned_shape("f at the mean of q", values, (1, *q.batch_shape))
         at_mean = jax.tree.map(lambda leaf: leaf[0], (values, df))
     control: tuple[Any, Any] = (None, None)
     control_pullback = None
@@ -183,7 +181,7 @@ def _relaxed(
 
     def control(logits: Any) -> Any:
         values = estimator.control(f, type(q)(logits=logits), noise, x, coefficients)
-        _check_shape("f at the relaxed points", values, (estimator.relaxed_points, *q.batch_shape))
+        check_returned_shape("f at the relaxed points", values, (estimator.relaxed_points, *q.batch_shape))
         return values
 
     values, gradient = evaluate(control, logits)
@@ -191,19 +189,10 @@ def _relaxed(
 
 
 def _checked_values(values: Any, estimator: Estimator, q: Distribution) -> Any:
-    _check_shape("f", values, (estimator.samples, *q.batch_shape))
+    check_returned_shape("f", values, (estimator.samples, *q.batch_shape))
     if not jnp.issubdtype(values.dtype, jnp.floating):
         return values.astype(jnp.promote_types(q.logits.dtype, jnp.float32))
     return values
-
-
-def _check_shape(what: str, values: Any, wanted: tuple[int, ...]) -> None:
-    given = getattr(values, "shape", type(values).__name__)
-    if given != wanted:
-        raise ValueError(
-            f"{what} must return shape {wanted}, one number for each sample (in front) and batch element, got {given}; "
-            f"sum over the event axes and over nothing else"
-        )
 
 
 def _gradients(
@@ -321,7 +310,6 @@ def _differentiable_once(gradients: Any) -> Any:
 
 @_differentiable_once.defjvp
 def _refuse(primals: Any, tangents: Any) -> Any:
-    raise TypeError(
-        "expect was differentiated twice, but the derivative of a gradient estimate estimates no second derivative; "
-        "take jax.grad of it once, or hold its result constant with jax.lax.stop_gradient"
+    raise differentiated_twice(
+        "expect", "take jax.grad of it once, or hold its result constant with jax.lax.stop_gradient"
     )
