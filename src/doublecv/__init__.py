@@ -7,7 +7,7 @@
 
 from doublecv import diagnostics, estimators
 from doublecv.distributions import Bernoulli, Categorical
-from doublecv.estimators import ARMS, RLOO, DisARM, DoubleCV, Estimator, Evaluation, MuProp, Reinforce, RStar
+from doublecv.estimators import ARMS, RLOO, DisARM, DoubleCV, Estimator, Evaluation, MuProp, Rebar, Reinforce, Relax, RStar
 
 __version__ = "0.1.0"
 
@@ -22,7 +22,9 @@ __all__ = [
     "Evaluation",
     "MuProp",
     "RStar",
+    "Rebar",
     "Reinforce",
+    "Relax",
     "diagnostics",
     "estimators",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from doublecv.estimators import Estimator, Evaluation
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-LARGEST_ENUMERATION = 1_000_000
+LARGEST_ENUMERATION = 2**20
 """The most outcomes that are enumerated; beyond it the functions refuse rather than fill the memory."""
 
 
@@ -82,6 +81,11 @@ def enumerate_outcomes(
 ) -> Outcomes:
     """Every outcome of the estimator's K samples, with f at them and their joint probability."""
     estimator.check_family(q)
+    if estimator.relaxed_points:
+        raise ValueError(
+            f"estimator must be a function of its samples alone, got {type(estimator).__name__}, which draws continuous "
+            f"points besides that cannot be enumerated; take variance(), which draws"
+        )
     xp, variables = q.xp, q.event_shape[0]
     joint = estimator.coupling.joint(q, estimator.samples)
     count = len(joint.patterns) ** variables
@@ -125,7 +129,8 @@ def support(q: Distribution) -> tuple[Float[Array, "points *batch *event"], Floa
 
 
 def _choices(entries: int, variables: int) -> Int[np.ndarray, "choices variables"]:
-    return np.array(list(product(range(entries), repeat=variables)), dtype=np.int64).reshape(-1, variables)
+    """Every choice of one of `entries` for each variable, the last variable changing fastest."""
+    return np.indices((entries,) * variables).reshape(variables, -1).T
 
 
 def _product_over_variables(

@@ -8,8 +8,10 @@ from doublecv.estimators.disarm import DisARM
 from doublecv.estimators.double_cv import DoubleCV
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.muprop import MuProp
+from doublecv.estimators.rebar import Rebar
 from doublecv.estimators.registry import make, names, register
 from doublecv.estimators.reinforce import Reinforce
+from doublecv.estimators.relax import Relax
 from doublecv.estimators.rloo import RLOO
 from doublecv.estimators.rstar import RStar
 
@@ -23,6 +25,8 @@ register("double-cv-others", partial(DoubleCV, keep="others"))
 register("muprop", MuProp)
 register("disarm", DisARM)
 register("arms", ARMS)
+register("rebar", Rebar)
+register("relax", Relax)
 
 __all__ = [
     "ARMS",
@@ -33,7 +37,9 @@ __all__ = [
     "Evaluation",
     "MuProp",
     "RStar",
+    "Rebar",
     "Reinforce",
+    "Relax",
     "make",
     "names",
     "register",

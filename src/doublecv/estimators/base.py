@@ -52,7 +52,6 @@ class Estimator(ABC):
 
     def check_options(self) -> None:
         """Raise where a field of the subclass has a value that it cannot have."""
-        return None
 
     @property
     @abstractmethod

@@ -30,7 +30,8 @@ class DoubleCV(Estimator):
         surrogate="mean":           b_k = grad f(mu)^T (x_k - mu),                           d = grad f(mu)
 
     The first is their equation 11 with b from equation 10, the main estimator of the paper; the second, equation 8,
-    evaluates f and its gradient at the mean besides. alpha = 0 is RLOO; for a linear f, alpha = -1 has no variance at all.
+    evaluates f and its gradient at the mean besides. alpha = 0 is RLOO; for a linear f, alpha = -1 leaves no
+    variance at all.
 
     Attributes:
         samples: K >= 2.

@@ -1,0 +1,1 @@
+"""The laboratory: the paper's experiments as functions and as the command `doublecv`. It needs `doublecv[lab]`."""

@@ -1,0 +1,105 @@
+"""The common battery: every registered estimator is unbiased, exactly. A new estimator joins by being registered."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from problems import PROBLEMS, make_estimator, make_logits, make_problem
+
+import doublecv as dcv
+from doublecv import estimators
+from doublecv.diagnostics import exact_gradient, exact_moments
+
+ALPHAS = (0.0, -1.0, 0.7)
+
+
+def bias(estimator, problem, q, alpha):
+    """The largest difference between the estimator's exact mean and the exact gradient."""
+    coefficients = dict.fromkeys(estimator.coefficients(), alpha)
+    moments = exact_moments(estimator, problem.f, q, coefficients, problem.df)
+    return np.max(np.abs(moments.mean - exact_gradient(problem.f, q)))
+
+
+def cases():
+    for name in estimators.names():
+        cls = type(estimators.make(name, samples=4))
+        for family in cls.families:
+            for samples in (2, 3, 4):
+                if samples >= cls.minimum_samples and samples % cls.multiple_of == 0:
+                    yield pytest.param(name, family, samples, id=f"{name}-{family.__name__}-{samples}")
+
+
+@pytest.mark.parametrize("problem_name", PROBLEMS)
+@pytest.mark.parametrize(("name", "family", "samples"), list(cases()))
+def test_unbiased_by_enumeration(name, family, samples, problem_name):
+    problem = make_problem(problem_name, family)
+    estimator = make_estimator(name, samples, problem)
+    if estimator.relaxed_points:
+        pytest.skip("its noise is continuous: quadrature and z-tests stand in its own test file")
+    q = family(logits=make_logits(family))
+    for alpha in ALPHAS if estimator.coefficients() else ALPHAS[:1]:
+        assert bias(estimator, problem, q, alpha) < 1e-10
+
+
+def test_the_battery_runs_every_name_and_family():
+    ran = {(case.values[0], case.values[1]) for case in cases()}
+    assert {name for name, _ in ran} == set(estimators.names())
+    assert {name for name, family in ran if family is dcv.Categorical} >= {"reinforce", "rloo", "double-cv", "muprop"}
+    assert {name for name, family in ran if family is dcv.Categorical}.isdisjoint({"disarm", "arms"})
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrectionDropped(dcv.DoubleCV):
+    """Double CV that forgets -alpha M d."""
+
+    def formula(self, q, evaluation, coefficients):
+        right = super().formula(q, evaluation, coefficients)
+        return right + coefficients["alpha"] * q.covariance(q.xp.mean(evaluation.df, axis=0))
+
+
+@dataclasses.dataclass(frozen=True)
+class SignFlipped(dcv.DoubleCV):
+    """Double CV that adds alpha M d."""
+
+    def formula(self, q, evaluation, coefficients):
+        right = super().formula(q, evaluation, coefficients)
+        return right + 2 * coefficients["alpha"] * q.covariance(q.xp.mean(evaluation.df, axis=0))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnGradient(dcv.DoubleCV):
+    """Double CV whose surrogate uses the gradients of all samples, the current one's too."""
+
+    def formula(self, q, evaluation, coefficients):
+        mean = q.xp.broadcast_to(q.xp.mean(evaluation.df, axis=0), evaluation.df.shape)
+        return super().formula(q, dataclasses.replace(evaluation, df=mean), coefficients)
+
+
+@dataclasses.dataclass(frozen=True)
+class NotDebiased(dcv.ARMS):
+    """RLOO on coupled samples, without the division by 1 - rho."""
+
+    def formula(self, q, evaluation, coefficients):
+        return super().formula(q, evaluation, coefficients) / self.coupling.independence(q, self.samples)
+
+
+@pytest.mark.parametrize("broken", [CorrectionDropped, SignFlipped, OwnGradient, NotDebiased])
+@pytest.mark.parametrize("samples", [2, 3, 4])
+def test_the_battery_catches_a_broken_estimator(broken, samples):
+    problem = make_problem("network", dcv.Bernoulli)
+    q = dcv.Bernoulli(logits=make_logits(dcv.Bernoulli))
+    assert max(bias(broken(samples), problem, q, alpha) for alpha in ALPHAS) > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in estimators.names() if name not in ("r-star", "rebar", "relax")])
+def test_evaluations_are_the_samples_and_the_mean(name):
+    estimator = estimators.make(name, samples=4)
+    at_the_mean = name in ("muprop", "double-cv-mean")
+    assert estimator.evaluations == 4 + at_the_mean
+    assert estimator.needs_mean is at_the_mean
+
+
+@pytest.mark.parametrize("name", estimators.names())
+def test_registry_makes_the_estimator_of_that_name(name):
+    assert estimators.make(name, samples=4).name == name
+    assert estimators.make(name, samples=4).samples == 4
