@@ -1,14 +1,15 @@
 """The estimators' exact variance on the toy problem, for any D: what the drawn variance is checked against.
 
-f is a sum over the variables, which are independent. So the weight that an estimator gives to the score of sample k is a
-sum too, c + sum_m W_mk, where W_mk depends on the K values of variable m alone and has mean 0, and
+f is a sum over the variables, which are independent. So the weight that an estimator gives to the score of sample k is
+a sum too, c + sum_m W_mk, where W_mk depends on the K values of variable m alone and has mean 0, and
 
     g_i = scale_i 1/K sum_k (c + sum_m W_mk) y_ik + correction_i,     y = x - mu.
 
 The part of it that depends on variable i alone is uncorrelated with each of those in which another variable m appears,
 and they with each other. So the variance of g_i is the sum of theirs,
 
-    Var[scale_i 1/K sum_k (c + W_ik) y_ik + correction_i] + sum_{m != i} scale_i^2 / K^2 sum_kl E[W_mk W_ml] E[y_ik y_il]
+    Var[scale_i 1/K sum_k (c + W_ik) y_ik + correction_i]
+    + sum_{m != i} scale_i^2 / K^2 sum_kl E[W_mk W_ml] E[y_ik y_il]
 
 and takes no more than the 2^K patterns of the K values of one variable, with their joint probability.
 """

@@ -21,7 +21,7 @@ class ToySettings:
     samples: int = 2
     """K, the number of samples of one estimate."""
     estimators: tuple[str, ...] = PAPER
-    """Names of the registry, in the order of the table."""
+    """Names of registered estimators, in the order of the table; an unknown name gets the list of all."""
     iterations: int = 2000
     """Steps of the optimiser."""
     seeds: int = 5

@@ -1,0 +1,42 @@
+"""How estimators are called and coloured in tables and figures, so that one looks the same everywhere."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from doublecv import estimators
+
+
+class Appearance(NamedTuple):
+    """The label, colour and line style of an estimator."""
+
+    label: str
+    colour: str
+    line: str = "solid"
+
+
+_KNOWN = {
+    "rloo": Appearance("RLOO", "#0072b2"),
+    "double-cv": Appearance("Double CV", "#d55e00"),
+    "disarm": Appearance("DisARM", "#009e73", "dashed"),
+    "r-star": Appearance("R*", "#222222"),
+    "reinforce": Appearance("REINFORCE", "#8c8c8c"),
+    "muprop": Appearance("MuProp", "#cc79a7", "dashed"),
+    "double-cv-current": Appearance("Double CV, b(x_k) only", "#e69f00"),
+    "double-cv-others": Appearance("Double CV, b(x_j) only", "#56b4e9"),
+    "double-cv-mean": Appearance("Double CV, mean field", "#8c2d04"),
+    "arms": Appearance("ARMS", "#117733", "dotted"),
+    "rebar": Appearance("REBAR", "#882255"),
+    "relax": Appearance("RELAX", "#332288"),
+}
+
+_SPARE_COLOURS = ("#aa4499", "#999933", "#44aa99", "#ddcc77", "#661100", "#6699cc")
+
+
+def appearance(name: str) -> Appearance:
+    """What the estimator of that name looks like; one that was registered later has a colour of its own as well."""
+    if name in _KNOWN:
+        return _KNOWN[name]
+    others = [other for other in estimators.names() if other not in _KNOWN]
+    place = others.index(name) if name in others else 0
+    return Appearance(name, _SPARE_COLOURS[place % len(_SPARE_COLOURS)])

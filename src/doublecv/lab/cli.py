@@ -1,0 +1,85 @@
+"""The command `doublecv`: each subcommand's module is imported when it is called, so that help comes at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NamedTuple, NoReturn
+
+from doublecv import __version__
+from doublecv.lab.errors import InputError
+
+
+class Command(NamedTuple):
+    """A subcommand: its module has a dataclass of arguments and `main`, which takes one of them."""
+
+    summary: str
+    module: str
+    arguments: str
+
+
+COMMANDS = {
+    "toy": Command("the paper's toy problem: variance and learning curves", "doublecv.lab.toy_command", "ToyCommand"),
+    "bench": Command("milliseconds a training step, for every estimator", "doublecv.lab.bench", "BenchSettings"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the subcommand that the arguments name; what the user can mend is one line on standard error."""
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_help())
+        return
+    if name == "--version":
+        print(f"doublecv {__version__}")
+        return
+    if name not in COMMANDS:
+        close = get_close_matches(name, COMMANDS, n=1)
+        remedy = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(COMMANDS)}"
+        _fail("doublecv", f"unknown command {name!r}; {remedy}")
+    try:
+        _run(name, rest)
+    except InputError as error:
+        _fail(f"doublecv {name}", str(error))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "doublecv"):
+            raise
+        _fail(f"doublecv {name}", f"{missing} is not installed; the laboratory needs: pip install 'doublecv[lab]'")
+    except OSError as error:
+        _fail(f"doublecv {name}", f"{error}; free the disk or choose another folder, and start again")
+    except KeyboardInterrupt:
+        print(f"doublecv {name}: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run(name: str, rest: list[str]) -> None:
+    import tyro
+
+    command = COMMANDS[name]
+    module = import_module(command.module)
+    module.main(tyro.cli(getattr(module, command.arguments), prog=f"doublecv {name}", args=rest))
+
+
+def _fail(prog: str, message: str) -> NoReturn:
+    print(f"{prog}: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: doublecv [-h] [--version] COMMAND ...",
+            "",
+            "Low-variance, unbiased gradients of expectations under discrete distributions: the laboratory.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "doublecv COMMAND --help shows what a command takes.",
+        ]
+    )
