@@ -1,8 +1,9 @@
 """The concrete relaxation: continuous z whose hard threshold is the sample x, and z~ drawn from z given x.
 
-With standard noise g, logistic for Bernoulli and Gumbel for Categorical, z = location + g has x = [z > 0], or x = one-hot
-of the largest z, as a sample of q. Divided by a temperature and put through the mean of the family, z is a point inside
-the cube or simplex at which f can be differentiated (Maddison, Mnih and Teh, 2017; Jang, Gu and Poole, 2017).
+With standard noise g, logistic for Bernoulli and Gumbel for Categorical, z = location + g has x = [z > 0], or x = the
+one-hot vector of the largest z, as a sample of q. Divided by a temperature and put through the family's mean, z is a
+point inside the cube or simplex at which f can be differentiated (Maddison, Mnih and Teh, 2017; Jang, Gu and Poole,
+2017).
 """
 
 from __future__ import annotations
@@ -41,9 +42,7 @@ class Concrete(Coupling):
         return Independent().joint(q, samples)
 
 
-def relaxed_sample(
-    q: Distribution, noise: Float[Array, "K *batch *event"]
-) -> Float[Array, "K *batch *event"]:
+def relaxed_sample(q: Distribution, noise: Float[Array, "K *batch *event"]) -> Float[Array, "K *batch *event"]:
     """z = location + g: logits - logit(u) for Bernoulli, log mu - log(-log u) for Categorical."""
     return _location(q, noise) + _standard(q, noise)
 

@@ -25,7 +25,8 @@ START = {"log_temperature": log(0.1), "scale": 1.0}
 def relaxed_gradient(q: Distribution, evaluation: Evaluation) -> Float[Array, "*batch *event"]:
     """1/K sum_k (f(x_k) - c(z~_k)) s(x_k) + d/dlogits c(z_k) - d/dlogits c(z~_k)."""
     samples = evaluation.x.shape[0]
-    assert evaluation.control is not None and evaluation.dcontrol is not None
+    assert evaluation.control is not None
+    assert evaluation.dcontrol is not None
     correction = q.xp.mean(evaluation.dcontrol[:samples] - evaluation.dcontrol[samples:], axis=0)
     return score_gradient(q, evaluation.x, evaluation.f - evaluation.control[samples:]) + correction
 

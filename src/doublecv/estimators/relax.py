@@ -33,8 +33,8 @@ class Relax(Estimator):
 
         estimator = Relax(network=parameters, apply=lambda parameters, z: network(parameters, y, z))
 
-    An equinox module is its own parameters where all its leaves are arrays, with `apply=lambda module, z: module(z)`;
-    otherwise take its arrays out first:
+    A torch module, or an equinox module all of whose leaves are arrays, is its own parameters, with
+    `apply=lambda module, z: module(z)`. From any other equinox module take the arrays out first:
 
         parameters, static = equinox.partition(module, equinox.is_inexact_array)
         estimator = Relax(network=parameters, apply=lambda parameters, z: equinox.combine(parameters, static)(z))
@@ -50,7 +50,7 @@ class Relax(Estimator):
 
     samples: int = 1
     network: Any = field(default=None, compare=False, repr=False)
-    apply: Callable[[Any, Array], Array] | None = None
+    apply: Callable[[Any, Array], Array] | None = field(default=None, repr=False)
 
     def check_options(self) -> None:
         """Raise where `apply` cannot be called."""
@@ -92,13 +92,15 @@ class Relax(Estimator):
     ) -> Float[Array, "2K *batch"]:
         """c at z and z~."""
         z = relaxed_points(q, noise, x)
+        values = f(relax(q, z, coefficients))
         r = self._given_apply()(coefficients["network"], z)
-        if tuple(r.shape) != q.batch_shape:
-            raise ValueError(
-                f"apply must return shape {q.batch_shape}, one number for each relaxed point (in front) and batch "
-                f"element, got shape {tuple(r.shape)} from z of shape {tuple(z.shape)}"
-            )
-        return coefficients["scale"] * f(relax(q, z, coefficients)) + r
+        for what, returned in (("f", values), ("apply", r)):
+            if tuple(returned.shape) != q.batch_shape:
+                raise ValueError(
+                    f"{what} must return shape {q.batch_shape} at the relaxed points, one number for each point (in "
+                    f"front) and batch element, got shape {tuple(returned.shape)} from z of shape {tuple(z.shape)}"
+                )
+        return coefficients["scale"] * values + r
 
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
