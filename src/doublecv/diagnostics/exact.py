@@ -83,8 +83,8 @@ def enumerate_outcomes(
     estimator.check_family(q)
     if estimator.relaxed_points:
         raise ValueError(
-            f"estimator must be a function of its samples alone, got {type(estimator).__name__}, which draws continuous "
-            f"points besides that cannot be enumerated; take variance(), which draws"
+            f"estimator must be a function of its samples alone, got {type(estimator).__name__}, which draws "
+            f"continuous points besides that cannot be enumerated; take variance(), which draws"
         )
     xp, variables = q.xp, q.event_shape[0]
     joint = estimator.coupling.joint(q, estimator.samples)
