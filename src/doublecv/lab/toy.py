@@ -59,6 +59,14 @@ class Curves:
     optimal_alpha: Float[np.ndarray, "seeds records"]
     exact_rloo_variance: Float[np.ndarray, "seeds records"]
 
+    @property
+    def best_variance(self) -> Float[np.ndarray, "seeds records"]:
+        """The exact variance where it is known, and the drawn one elsewhere.
+
+        Late in a run nearly all draws are the same, so that the drawn variance is sometimes 0 and seldom good.
+        """
+        return np.where(np.isnan(self.exact_variance), self.variance, self.exact_variance)
+
 
 @dataclass(frozen=True, eq=False)
 class ToyResults:

@@ -41,19 +41,23 @@ def main(command: ToyCommand) -> None:
     """Run, with a progress bar, then print the table and write the folder."""
     settings = command.settings
     settings.check()
-    if command.out is not None:
-        run_folder.claim(command.out, _as_json(settings))
+    # All imports come first: what is not installed must not show after the run.
     from rich.console import Console
 
-    from doublecv.lab.toy_table import table
+    from doublecv.lab import toy_figures, toy_table
 
-    console = Console()
+    if command.out is not None:
+        run_folder.claim(command.out, _as_json(settings))
     wall, cpu = time.perf_counter(), time.process_time()
     results = run_with_progress(settings)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     if command.out is not None:
-        write(results, command.out)
-    console.print(table(results))
+        with (command.out / METRICS).open("w", newline="") as file:
+            write_metrics(results, file)
+        toy_figures.write_figures(results, command.out)
+        run_folder.write_config(command.out, "toy", _as_json(settings))
+    console = Console()
+    console.print(toy_table.table(results))
     console.print(f"{wall:.0f} s, {cpu:.0f} s of CPU time", highlight=False)
     if command.out is not None:
         console.print(f"written to {command.out}", highlight=False, soft_wrap=True)
@@ -77,16 +81,6 @@ def run_with_progress(settings: ToySettings) -> ToyResults:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("compiling", total=records * len(settings.estimators))
         return toy.run(settings, lambda name: bar.update(task, advance=1, description=appearance(name).label))
-
-
-def write(results: ToyResults, folder: Path) -> None:
-    """metrics.csv, the figures, and config.json as the last."""
-    from doublecv.lab.toy_figures import write_figures
-
-    with (folder / METRICS).open("w", newline="") as file:
-        write_metrics(results, file)
-    write_figures(results, folder)
-    run_folder.write_config(folder, "toy", _as_json(results.settings))
 
 
 def write_metrics(results: ToyResults, file: Any) -> None:

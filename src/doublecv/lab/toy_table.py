@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from doublecv.lab.appearance import appearance
-
 if TYPE_CHECKING:
     from jaxtyping import Float
     from rich.table import Table
@@ -25,7 +23,8 @@ class Summary:
 
     Attributes:
         name: the estimator's name in the registry.
-        relative_variance: the median of the variance relative to that of RLOO in its own run, at the same iteration.
+        relative_variance: the median of the variance relative to that of RLOO in its own run, at the same iteration;
+            both are exact where that is known.
         late_relative_variance: the same over the second half of the iterations.
         late_relative_variance_at_same_logits: the median, over the second half, of the exact variance relative to the
             exact variance of RLOO at the very logits that this estimator's run has come to.
@@ -48,8 +47,9 @@ def summarise(results: ToyResults) -> tuple[Summary, ...]:
     late = results.iterations >= results.settings.iterations / 2
 
     def summary(name: str, curves: Curves) -> Summary:
-        relative = curves.variance / (rloo.variance if rloo is not None else np.nan)
-        at_same_logits = curves.exact_variance / curves.exact_rloo_variance
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = curves.best_variance / (rloo.best_variance if rloo is not None else np.nan)
+            at_same_logits = curves.exact_variance / curves.exact_rloo_variance
         return Summary(
             name,
             relative_variance=float(np.median(relative)),
@@ -71,26 +71,28 @@ def _first_above(
 
 def table(results: ToyResults) -> Table:
     """The summaries as a table for the terminal."""
+    from rich import box
     from rich.table import Table
 
     settings = results.settings
     drawn = Table(
         title=f"D = {settings.dimension}, K = {settings.samples}, {settings.iterations} iterations, "
         f"{settings.seeds} seed{'s' if settings.seeds > 1 else ''}",
-        caption="variance / RLOO: medians over iterations and seeds; at the same logits: exact",
+        caption="medians over iterations and seeds; same logits: exact, second half",
+        box=box.SIMPLE_HEAD,
     )
     drawn.add_column("estimator", no_wrap=True)
     for heading in (
         "variance\n/ RLOO",
-        "in the\nsecond half",
-        "at the\nsame logits",
-        f"iterations to\nmean > {REACHED}",
+        "second\nhalf",
+        "same\nlogits",
+        f"iterations\nto {REACHED}",
         "final\nobjective",
     ):
         drawn.add_column(heading, justify="right", no_wrap=True)
     for summary in summarise(results):
         drawn.add_row(
-            appearance(summary.name).label,
+            summary.name,
             _ratio(summary.relative_variance),
             _ratio(summary.late_relative_variance),
             _ratio(summary.late_relative_variance_at_same_logits),
