@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from doublecv.arrays import Array, Shape, detach, namespace, register_where_jax_is_in_use, require_floating
+from doublecv.arrays import Array, Shape, detach, namespace, register_where_jax_is_in_use, require_floating, sigmoid
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -143,15 +143,19 @@ class Bernoulli(Distribution):
         """exp(-|logits|), from which every function of the logits is computed without overflow.
 
         Written with `where` because the derivative of an absolute value at 0 is 0 in the array libraries, which would
-        silently make the derivative of the mean at logits 0 vanish.
+        silently make a derivative at logits 0 vanish.
         """
         return self.xp.exp(self.xp.where(self.logits >= 0, -self.logits, self.logits))
 
     @property
     def mean(self) -> Float[Array, "*batch D"]:
         """mu = sigmoid(logits)."""
-        decay = self.decay
-        return self.xp.where(self.logits >= 0, self.xp.ones_like(decay), decay) / (1 + decay)
+        return sigmoid(self.logits)
+
+    @property
+    def complement(self) -> Float[Array, "*batch D"]:
+        """1 - mu = sigmoid(-logits), without the cancellation where mu is close to 1."""
+        return sigmoid(-self.logits)
 
     @property
     def rarer(self) -> Float[Array, "*batch D"]:
@@ -161,8 +165,7 @@ class Bernoulli(Distribution):
 
     def covariance(self, v: Float[Array, "*samples *batch D"]) -> Float[Array, "*samples *batch D"]:
         """M v = mu (1 - mu) v."""
-        rarer = self.rarer
-        return rarer * (1 - rarer) * v
+        return self.mean * self.complement * v
 
     def log_prob(self, x: Float[Array, "*samples *batch D"]) -> Float[Array, "*samples *batch"]:
         """sum_i x_i logits_i - log(1 + exp(logits_i))."""
@@ -182,8 +185,7 @@ class Bernoulli(Distribution):
         """sum_i mu_i log(mu_i / mu'_i) + (1 - mu_i) log((1 - mu_i) / (1 - mu'_i))."""
         self._check_same_family(other)
         assert isinstance(other, Bernoulli)
-        mean, complement = self.mean, Bernoulli(logits=-self.logits).mean
-        divergence = mean * (other._softplus(-1) - self._softplus(-1)) + complement * (
+        divergence = self.mean * (other._softplus(-1) - self._softplus(-1)) + self.complement * (
             other._softplus(1) - self._softplus(1)
         )
         return self.xp.sum(divergence, axis=-1)
@@ -199,7 +201,7 @@ class Bernoulli(Distribution):
 
     def variable_probabilities(self) -> Float[Array, "2 *batch D"]:
         """1 - mu and mu."""
-        return self.xp.stack([Bernoulli(logits=-self.logits).mean, self.mean])
+        return self.xp.stack([self.complement, self.mean])
 
     @property
     def _finite_logits(self) -> Float[Array, "*batch D"]:

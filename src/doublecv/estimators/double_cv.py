@@ -11,7 +11,6 @@ from doublecv.distributions import Distribution
 from doublecv.estimators.base import Estimator
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.leave_one_out import leave_one_out
-from doublecv.estimators.reinforce import score_gradient
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -74,17 +73,21 @@ class DoubleCV(Estimator):
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
     ) -> Float[Array, "*batch *event"]:
-        """1/K sum_k (f_k + alpha b_k - loo(f + alpha b)_k) s_k - alpha M d."""
-        x, f, alpha = evaluation.x, evaluation.f, coefficients["alpha"]
-        centred = x - q.mean
-        if self.surrogate == "mean":
-            b = q.dot(evaluation.df_mean, centred)
-            d = evaluation.df_mean
-        else:
-            b = q.dot(leave_one_out(evaluation.df), centred)
-            d = q.xp.mean(evaluation.df, axis=0)
+        """1/K sum_k (f_k - loo(f)_k) s_k + alpha h, with h = 1/K sum_k (b_k - loo(b)_k) s_k - M d.
 
+        The coefficient comes last, so that the derivative in it costs no more than h.
+        """
+        f, score = evaluation.f, q.score(evaluation.x)
+        if self.surrogate == "mean":
+            b, d = q.dot(evaluation.df_mean, score), evaluation.df_mean
+        else:
+            b, d = q.dot(leave_one_out(evaluation.df), score), q.xp.mean(evaluation.df, axis=0)
+
+        def average(weight: Float[Array, "K *batch"]) -> Float[Array, "*batch *event"]:
+            return q.xp.mean(q.weigh(weight, score), axis=0)
+
+        rloo = average(f - leave_one_out(f))
         if self.keep == "others":
-            return score_gradient(q, x, f - leave_one_out(f + alpha * b))
-        baseline = leave_one_out(f if self.keep == "current" else f + alpha * b)
-        return score_gradient(q, x, f + alpha * b - baseline) - alpha * q.covariance(d)
+            return rloo - coefficients["alpha"] * average(leave_one_out(b))
+        kept = b if self.keep == "current" else b - leave_one_out(b)
+        return rloo + coefficients["alpha"] * (average(kept) - q.covariance(d))
