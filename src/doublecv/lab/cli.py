@@ -6,23 +6,31 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from doublecv import __version__
 from doublecv.lab.errors import InputError
 
 
 class Command(NamedTuple):
-    """A subcommand: its module has a dataclass of arguments and `main`, which takes one of them."""
+    """A subcommand: where the dataclass of its arguments is, and where the function that takes them."""
 
     summary: str
-    module: str
     arguments: str
+    main: str
 
 
 COMMANDS = {
-    "toy": Command("the paper's toy problem: variance and learning curves", "doublecv.lab.toy_command", "ToyCommand"),
-    "bench": Command("milliseconds a training step, for every estimator", "doublecv.lab.bench", "BenchSettings"),
+    "toy": Command(
+        "the paper's toy problem: variance and learning curves",
+        arguments="doublecv.lab.toy_arguments:ToyArguments",
+        main="doublecv.lab.toy_command:main",
+    ),
+    "bench": Command(
+        "milliseconds a training step, for every estimator",
+        arguments="doublecv.lab.bench:BenchSettings",
+        main="doublecv.lab.bench:main",
+    ),
 }
 
 
@@ -49,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _fail(f"doublecv {name}", f"{missing} is not installed; the laboratory needs: pip install 'doublecv[lab]'")
     except OSError as error:
-        _fail(f"doublecv {name}", f"{error}; free the disk or choose another folder, and start again")
+        _fail(f"doublecv {name}", str(error))
     except KeyboardInterrupt:
         print(f"doublecv {name}: stopped", file=sys.stderr)
         sys.exit(130)
@@ -59,8 +67,13 @@ def _run(name: str, rest: list[str]) -> None:
     import tyro
 
     command = COMMANDS[name]
-    module = import_module(command.module)
-    module.main(tyro.cli(getattr(module, command.arguments), prog=f"doublecv {name}", args=rest))
+    arguments = tyro.cli(_load(command.arguments), prog=f"doublecv {name}", args=rest)
+    _load(command.main)(arguments)
+
+
+def _load(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def _fail(prog: str, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`make demo`: the paper's result in half a minute."""
+"""`make demo`: the paper's claim in half a minute."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 
 from doublecv.distributions import Bernoulli
-from doublecv.estimators import RLOO, Estimator, RStar, make
+from doublecv.estimators import RLOO, Estimator, Relax, RStar, make
 from doublecv.jax import estimate
+from doublecv.lab.relax_network import RelaxNetwork, relax_with_input
 from doublecv.lab.toy_moments import exact_optimal_alpha, exact_variance, has_exact_variance
 from doublecv.lab.toy_problem import ToyProblem
 from doublecv.lab.toy_settings import ToySettings
@@ -115,7 +116,14 @@ def _estimator(name: str, settings: ToySettings, problem: ToyProblem) -> Estimat
     estimator = make(name, samples=settings.samples)
     if isinstance(estimator, RStar):
         return replace(estimator, expected_f=problem.expected_f)
+    if isinstance(estimator, Relax):
+        return relax_with_input(_relax_network(settings, jax.random.key(0)), jnp.zeros(0), settings.samples)
     return estimator
+
+
+def _relax_network(settings: ToySettings, key: PRNGKeyArray) -> RelaxNetwork:
+    """A network of z alone: the toy problem has no input."""
+    return RelaxNetwork(inputs=0, latents=settings.dimension, key=key)
 
 
 class _Records(NamedTuple):
@@ -155,14 +163,19 @@ def _program(
     """The whole of one run as one function of its random key."""
     ascend = optax.rmsprop(settings.learning_rate, decay=0.9, eps=1e-7, eps_in_sqrt=False)
     descend = optax.rmsprop(settings.coefficient_learning_rate, decay=0.9, eps=1e-7, eps_in_sqrt=False)
-    optimum_from_draws = _has_alpha(estimator) and not has_exact_variance(estimator, settings.dimension)
+    optimum_from_draws = (
+        _has_alpha(estimator) and estimator.linear and not has_exact_variance(estimator, settings.dimension)
+    )
     stops = record_iterations(settings)
     starts = np.append(0, stops[:-1])
 
     def program(key: PRNGKeyArray) -> _Records:
-        learning_key, measuring_key = jax.random.split(key)
+        learning_key, measuring_key, network_key = jax.random.split(key, 3)
         logits = jnp.zeros(settings.dimension)
-        coefficients = jax.tree.map(lambda leaf: jnp.asarray(leaf, logits.dtype), estimator.coefficients())
+        coefficients = estimator.coefficients()
+        if isinstance(estimator, Relax):
+            coefficients["network"] = _relax_network(settings, network_key)
+        coefficients = jax.tree.map(lambda leaf: jnp.asarray(leaf, logits.dtype), coefficients)
 
         def step(iteration: Any, state: Any) -> Any:
             logits, coefficients, ascent, descent = state

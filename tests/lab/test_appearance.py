@@ -1,0 +1,17 @@
+"""Every estimator has a look of its own."""
+
+from doublecv.estimators import names
+from doublecv.lab import appearance as module
+from doublecv.lab.appearance import appearance
+
+
+def test_registered_estimators_are_told_apart():
+    looks = [appearance(name) for name in names()]
+    assert len({look.label for look in looks}) == len(looks)
+    assert len({look.colour for look in looks}) == len(looks)
+
+
+def test_later_ones_keep_their_colour_whatever_else_is_shown(monkeypatch):
+    monkeypatch.setattr(module.estimators, "names", lambda: ("rloo", "first", "second"))
+    assert appearance("second").label == "second"
+    assert appearance("first").colour != appearance("second").colour

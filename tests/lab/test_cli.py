@@ -1,0 +1,179 @@
+"""The command line: help without JAX, one-line errors, and the files of a run."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from doublecv import __version__
+from doublecv.lab.cli import COMMANDS, main
+
+SMALL = ["toy", "--dimension", "2", "--iterations", "4", "--every", "2", "--seeds", "1", "--draws", "10"]
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def error_of(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    main([*SMALL, "--estimators", "rloo", "double-cv", "--out", str(folder)])
+    return folder
+
+
+def test_help_lists_the_commands_and_imports_nothing_heavy():
+    result = python(
+        "import sys; from doublecv.lab.cli import main; main(['--help'])\n"
+        "print(sorted({'jax', 'torch', 'matplotlib', 'optax', 'tyro', 'rich'} & sys.modules.keys()))"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert all(f"  {name} " in result.stdout for name in COMMANDS)
+
+
+def test_help_of_toy_comes_without_jax():
+    result = python(
+        "import sys\nfrom doublecv.lab.cli import main\n"
+        "try:\n    main(['toy', '--help'])\n"
+        "finally:\n    print(sorted({'jax', 'matplotlib', 'optax'} & sys.modules.keys()))"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert "--dimension" in result.stdout
+
+
+def test_no_arguments_are_a_question_for_help(capsys):
+    main([])
+    assert capsys.readouterr().out.startswith("usage: doublecv ")
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"doublecv {__version__}\n"
+
+
+def test_module_is_the_command():
+    result = subprocess.run(
+        [sys.executable, "-m", "doublecv", "--version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, f"doublecv {__version__}\n")
+
+
+def test_unknown_command(capsys):
+    assert error_of(["toys"], capsys) == "doublecv: error: unknown command 'toys'; did you mean 'toy'?\n"
+    assert "the commands are toy, " in error_of(["quux"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--estimators", "rloo", "dubble-cv"], "got 'dubble-cv', did you mean 'double-cv'?"),
+        (["--samples", "3"], "samples must be a multiple of 2 for DisARM, got 3"),
+        (["--draws", "1"], "draws must be at least 2, got 1"),
+    ],
+)
+def test_bad_settings_are_one_line_and_leave_no_folder(arguments, message, capsys, tmp_path):
+    error = error_of([*SMALL, *arguments, "--out", str(tmp_path / "run")], capsys)
+    assert error.startswith("doublecv toy: error: ")
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["tyro", "jax", "matplotlib", "rich", "equinox"])
+def test_without_the_lab_extra_it_says_what_to_install(package, tmp_path):
+    result = python(
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"from doublecv.lab.cli import main; main([*{SMALL}, '--out', {str(tmp_path / 'run')!r}])"
+    )
+    assert result.returncode == 2, result.stderr
+    wanted = f"doublecv toy: error: {package} is not installed; the laboratory needs: pip install 'doublecv[lab]'\n"
+    assert result.stderr == wanted
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_are_tidy(run_folder):
+    with (run_folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:9] == [
+        "seed",
+        "estimator",
+        "iteration",
+        "variance",
+        "exact_variance",
+        "objective",
+        "mean_probability",
+        "alpha",
+        "optimal_alpha",
+    ]
+    keys = [(row["seed"], row["estimator"], row["iteration"]) for row in rows]
+    assert keys == [("1", name, str(step)) for name in ("rloo", "double-cv") for step in (0, 2, 4)]
+    assert all((row["alpha"] == "") == (row["estimator"] == "rloo") for row in rows)
+    assert all(float(row["exact_variance"]) > 0 for row in rows)
+
+
+def test_config_holds_the_settings(run_folder):
+    settings = json.loads((run_folder / "config.json").read_text())["settings"]
+    assert settings["dimension"] == 2
+    assert settings["estimators"] == ["rloo", "double-cv"]
+    assert "out" not in settings
+
+
+def test_figures_are_there(run_folder):
+    assert {"variance.png", "variance.svg", "objective.png", "mean-probability.svg", "alpha.png"} <= {
+        path.name for path in run_folder.iterdir()
+    }
+
+
+def test_a_folder_with_another_run_is_left_as_it_is(run_folder, capsys):
+    before = {path.name: path.read_bytes() for path in run_folder.iterdir()}
+    error = error_of([*SMALL, "--dimension", "3", "--out", str(run_folder)], capsys)
+    assert "holds another run, with --dimension 2; name a new folder, or remove this one" in error
+    assert {path.name: path.read_bytes() for path in run_folder.iterdir()} == before
+
+
+def test_without_a_folder_the_table_is_printed_and_nothing_written(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main([*SMALL, "--estimators", "rloo"])
+    printed = capsys.readouterr().out
+    assert "D = 2, K = 2, 4 iterations, 1 seed" in printed
+    assert "of CPU time" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path):
+    from doublecv.lab import run_folder
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_config", full)
+    with pytest.raises(SystemExit) as stop:
+        main([*SMALL, "--estimators", "rloo", "--out", str(tmp_path / "run")])
+    assert stop.value.code == 2
+    assert "doublecv toy: error: [Errno 28] No space left on device\n" in capsys.readouterr().err
+
+
+def test_interrupt_is_one_line(capsys, monkeypatch):
+    from doublecv.lab import toy_command
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toy_command, "run_with_progress", interrupt)
+    with pytest.raises(SystemExit) as stop:
+        main([*SMALL, "--estimators", "rloo"])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "doublecv toy: stopped\n"

@@ -1,0 +1,60 @@
+"""A run's folder is claimed once and never written over."""
+
+import json
+
+import pytest
+
+from doublecv.lab.errors import InputError
+from doublecv.lab.run_folder import claim, write_config
+
+SETTINGS = {"dimension": 200, "estimators": ["rloo", "disarm"]}
+
+
+def test_a_new_folder_is_made_with_its_parents(tmp_path):
+    claim(tmp_path / "a" / "b", SETTINGS)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_an_empty_folder_will_do(tmp_path):
+    claim(tmp_path, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        (SETTINGS, "holds this run already"),
+        ({**SETTINGS, "dimension": 10}, "holds another run, with --dimension 10;"),
+        ({**SETTINGS, "estimators": ["rloo", "arms"]}, "holds another run, with --estimators rloo arms;"),
+    ],
+)
+def test_a_folder_with_a_run_says_which(tmp_path, held, message):
+    write_config(tmp_path, "toy", held)
+    with pytest.raises(InputError, match=r"name a new folder, or remove this one$") as error:
+        claim(tmp_path, SETTINGS)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("config", [None, "not json", "[]", '{"settings": 3}'])
+def test_a_folder_with_anything_else_is_left_alone(tmp_path, config):
+    (tmp_path / "precious.txt").write_text("kept")
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(InputError, match="is not empty; name a new folder"):
+        claim(tmp_path, SETTINGS)
+    assert (tmp_path / "precious.txt").read_text() == "kept"
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(InputError, match="is a file; name a new folder"):
+        claim(tmp_path / "file", SETTINGS)
+    with pytest.raises(InputError, match="cannot be written to"):
+        claim(tmp_path / "file" / "below", SETTINGS)
+
+
+def test_config_names_settings_and_versions(tmp_path):
+    write_config(tmp_path, "toy", SETTINGS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["command"] == "toy"
+    assert config["settings"] == SETTINGS
+    assert {"python", "doublecv", "jax", "numpy"} <= config["versions"].keys()

@@ -1,0 +1,40 @@
+"""The toy problem's hand-made formulas against enumeration and automatic differentiation."""
+
+import jax
+import numpy as np
+import pytest
+
+import doublecv as dcv
+from doublecv.diagnostics.exact import exact_gradient, support
+from doublecv.lab.toy_problem import ToyProblem
+
+PROBLEM = ToyProblem(target=0.3)
+
+
+@pytest.fixture
+def q():
+    return dcv.Bernoulli(logits=np.array([-1.3, 0.2, 2.5]))
+
+
+def test_expected_f_is_the_mean_over_all_x(q):
+    points, probabilities = support(q)
+    np.testing.assert_allclose(PROBLEM.expected_f(q), np.sum(probabilities * PROBLEM.f(points)), rtol=1e-13)
+
+
+def test_gradient_is_that_of_the_mean(q):
+    np.testing.assert_allclose(PROBLEM.gradient(q), exact_gradient(PROBLEM.f, q), rtol=1e-12)
+
+
+def test_f_is_linear_on_binary_points(q):
+    points, _ = support(q)
+    linear = PROBLEM.expected_f(q) + PROBLEM.slope(q) * np.sum(points - q.mean, axis=-1)
+    np.testing.assert_allclose(PROBLEM.f(points), linear, rtol=1e-13)
+
+
+def test_df_is_the_gradient_of_f(x64):
+    x = np.array([0.1, 0.9, 0.5])
+    np.testing.assert_allclose(PROBLEM.df(x), jax.grad(PROBLEM.f)(x), rtol=1e-13)
+
+
+def test_default_target_is_the_papers():
+    np.testing.assert_allclose(ToyProblem().f(np.array([[0.0], [1.0]])), [0.499**2, 0.501**2])

@@ -1,0 +1,90 @@
+"""The table's numbers, on curves whose medians are known by hand."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from doublecv.lab.toy import Curves, ToyResults, ToySettings
+from doublecv.lab.toy_table import summarise, table
+
+ITERATIONS = np.array([0, 10, 20, 30, 40])
+
+
+def curves(variance, exact=None, rloo=None, probability=None, objective=None):
+    variance = np.asarray(variance, dtype=float)
+    unknown = np.full_like(variance, np.nan)
+
+    def given(values):
+        return unknown if values is None else np.broadcast_to(np.asarray(values, dtype=float), variance.shape)
+
+    return Curves(
+        variance=variance,
+        exact_variance=given(exact),
+        objective=given(objective),
+        mean_probability=given(probability),
+        alpha=unknown,
+        optimal_alpha=unknown,
+        exact_rloo_variance=given(rloo),
+    )
+
+
+def results(**by_name):
+    named = {name.replace("_", "-"): each for name, each in by_name.items()}
+    seeds = len(next(iter(named.values())).variance)
+    settings = ToySettings(estimators=tuple(named), iterations=40, seeds=seeds)
+    return ToyResults(settings, tuple(range(1, seeds + 1)), ITERATIONS, named)
+
+
+def test_medians_are_relative_to_rloo_at_the_same_iteration():
+    rloo = curves([[1, 2, 4, 8, 16]])
+    other = curves([[1, 1, 1, 1, 1]])
+    of_rloo, of_other = summarise(results(rloo=rloo, r_star=other))
+    assert (of_rloo.name, of_rloo.relative_variance) == ("rloo", 1)
+    assert (of_other.name, of_other.relative_variance) == ("r-star", 1 / 4)
+    assert of_other.late_relative_variance == 1 / 8
+
+
+def test_exact_variance_counts_where_it_is_known():
+    rloo = curves([[7, 7, 7, 7, 7]], exact=2)
+    other = curves([[3, 3, 3, 3, 3]])
+    _, of_other = summarise(results(rloo=rloo, rebar=other))
+    assert of_other.relative_variance == 3 / 2
+
+
+def test_variance_at_the_same_logits_needs_no_run_of_rloo():
+    (summary,) = summarise(results(r_star=curves([[9, 9, 9, 9, 9]], exact=[9, 9, 1, 2, 3], rloo=4)))
+    assert summary.late_relative_variance_at_same_logits == 2 / 4
+    assert np.isnan(summary.relative_variance)
+
+
+def test_reached_is_the_first_record_above_0_9_in_the_median_seed():
+    probability = [[0.5, 0.91, 0.8, 0.95, 1], [0.5, 0.6, 0.9, 0.91, 1], [0.5, 0.5, 0.5, 0.5, 0.5]]
+    (summary,) = summarise(results(rloo=curves(np.ones((3, 5)), probability=probability)))
+    assert summary.reached == 30
+
+
+def test_final_objective_is_the_mean_over_the_seeds():
+    objective = [[0, 0, 0, 0, 1], [0, 0, 0, 0, 2]]
+    (summary,) = summarise(results(rloo=curves(np.ones((2, 5)), objective=objective)))
+    assert summary.final_objective == 1.5
+
+
+def test_variance_of_0_divides_without_a_warning():
+    (summary,) = summarise(results(rloo=curves(np.zeros((1, 5)), exact=0, rloo=0)))
+    assert np.isnan(summary.relative_variance)
+
+
+@pytest.mark.parametrize("width", [80])
+def test_printed_table_fits_the_terminal(width):
+    names = ("rloo", "double_cv_current", "reinforce")
+    each = curves(np.full((1, 5), 1e6), exact=1e6, rloo=1e-3, probability=0.5, objective=0.25)
+    out = io.StringIO()
+    Console(file=out, width=width).print(table(results(**dict.fromkeys(names, each))))
+    printed = out.getvalue()
+    assert "…" not in printed
+    assert "double-cv-current" in printed
+    assert "1.0e+09" in printed
+    assert "> 40" in printed
+    assert "0.250000" in printed
