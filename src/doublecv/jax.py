@@ -1,9 +1,8 @@
 """The estimators as differentiable JAX functions: `expect` to plug into a loss, `estimate` to look inside.
 
-`expect` puts two nodes around f. The first hands out the samples together with an empty channel, the second takes f at
-the samples and the channel and returns the mean. In the backward pass the second node sends f and the loss's weights
-back through the channel, and the samples collect the gradient of f in x on their way: so the first node has all that
-the estimator's formula asks for after the ONE backward pass of f that the model's own parameters need anyway.
+`expect` is one `custom_vjp` around f and all that f closes over. Its backward rule runs the ONE backward pass of f that
+the model's own parameters need anyway; the cotangent that this pass leaves on the samples is the gradient of f in x up
+to the loss's weights, and with it the estimator's formula has all that it asks for.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from doublecv.arrays import register_pytree
 from doublecv.checks import check_estimator, check_returned_shape, differentiated_twice
@@ -83,12 +83,15 @@ def expect(
             with `logits, pullback = jax.vjp(encode, parameters)`, of the gradient in the encoder's parameters.
     """
     held, noise = _prepare(q, estimator, coefficients, key)
-    samples = estimator.draw(held, noise)
-    side = _side(f, held, noise, samples, estimator, coefficients)
-    rule, closed_over = _without_closure(estimator, pullback, held, coefficients, samples, side)
-    x, channel = _sample(rule, q, coefficients, samples, side, closed_over)
-    values = _checked_values(f(x if estimator.needs_df else samples), estimator, q)
-    return _mean(values, channel)
+    x = estimator.draw(held, noise)
+    side = _side(f, held, noise, x, estimator, coefficients)
+    function = _closed(lambda x: _checked_values(f(x), estimator, held), x)
+    weight = jnp.zeros(q.batch_shape, function.result.dtype)
+    rule = _closed(partial(_gradients, estimator, pullback), held, coefficients, x, function.result, x, side, weight)
+    value: Array = _expectation(
+        function.call, rule.call, estimator.needs_df, q, coefficients, x, side, function.closed_over, rule.closed_over
+    )
+    return value
 
 
 def estimate(
@@ -184,8 +187,7 @@ def _relaxed(
         check_returned_shape("f at the relaxed points", values, (estimator.relaxed_points, *q.batch_shape))
         return values
 
-    values, gradient = evaluate(control, logits)
-    return values, gradient
+    return evaluate(control, logits)
 
 
 def _checked_values(values: Any, estimator: Estimator, q: Distribution) -> Any:
@@ -225,81 +227,99 @@ def _gradients(
     return gradient, coefficient_gradient
 
 
-def _without_closure(
-    estimator: Estimator,
-    pullback: Pullback | None,
+class _Closed(NamedTuple):
+    """A function that closes over no array: what it closed over is its first argument.
+
+    Attributes:
+        call: from `closed_over` and the function's own arguments to its result.
+        closed_over: the arrays, traced or not, that the function closed over.
+        result: shape and type of the result.
+    """
+
+    call: Callable[..., Any]
+    closed_over: list[Any]
+    result: Any
+
+
+def _closed(function: Callable[..., Any], *arguments: Any) -> _Closed:
+    """Close a function over nothing.
+
+    JAX traces the rules of a `custom_vjp` when it differentiates, and under scan or vmap what they closed over is then
+    gone or has another batch. `jax.closure_convert` leaves integers closed over, which scan does not forgive.
+    """
+    program, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
+
+    def call(closed_over: list[Any], *arguments: Any) -> Any:
+        results = jax.core.eval_jaxpr(program.jaxpr, closed_over, *jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(result), results)
+
+    return _Closed(call, list(program.consts), result)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _expectation(
+    function: Callable[..., Any],
+    rule: Callable[..., Any],
+    needs_df: bool,
     q: Distribution,
-    coefficients: Mapping[str, Any],
+    coefficients: Any,
     x: Any,
     side: _Side,
-) -> tuple[Callable[..., Any], Any]:
-    """`_gradients` as a function that closes over no traced array, and the arrays that it did close over.
+    function_over: list[Any],
+    rule_over: list[Any],
+) -> Any:
+    """The mean of f over the samples, which the two functions below teach JAX to differentiate."""
+    return jnp.mean(function(function_over, x), axis=0)
 
-    The estimator or the pullback may close over traced arrays, and under scan JAX traces a backward rule when those are
-    gone: they must come to it as arguments.
-    """
-    values = jnp.zeros(x.shape[: x.ndim - q.event_axes], _channel_type())
-    rule, closed_over = jax.closure_convert(
-        partial(_gradients, estimator, pullback), q, coefficients, x, values, x, side, values[0]
+
+def _forward(
+    function: Callable[..., Any], rule: Callable[..., Any], needs_df: bool, *primals: Any
+) -> tuple[Any, tuple[Any, ...]]:
+    q, coefficients, x, side, function_over, rule_over = jax.tree.map(
+        lambda primal: primal.value, primals, is_leaf=_is_primal
     )
-    return rule, jax.lax.stop_gradient(closed_over)
+    estimate_wanted = any(leaf.perturbed for leaf in jax.tree.leaves(primals[:2], is_leaf=_is_primal))
+    # What is not being differentiated may well have no derivative: it stays outside the backward pass.
+    differentiated = [
+        array if primal.perturbed else None for array, primal in zip(function_over, primals[4], strict=True)
+    ]
+
+    def values_at(x: Any, differentiated: list[Any]) -> Any:
+        merged = [array if new is None else new for array, new in zip(function_over, differentiated, strict=True)]
+        return function(merged, x)
+
+    if needs_df and estimate_wanted:
+        values, pullback = jax.vjp(values_at, x, differentiated)
+    else:
+        values, pullback = jax.vjp(partial(values_at, x), differentiated)
+    residuals = (q, coefficients, x, side, rule_over) if estimate_wanted else None
+    return jnp.mean(values, axis=0), (values, pullback, residuals)
 
 
-def _channel_type() -> Any:
-    """The widest float that JAX has switched on, so that f passes through the channel unrounded."""
-    return jnp.result_type(float)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sample(
-    rule: Callable[..., Any], q: Distribution, coefficients: Any, x: Any, side: _Side, closed_over: Any
-) -> tuple[Any, Any]:
-    """The samples, and the channel through which the backward pass of `_mean` answers: f and the loss's weights."""
-    return _with_channel(q, x)
-
-
-def _with_channel(q: Distribution, x: Any) -> tuple[Any, Any]:
-    return x, jnp.zeros((2, *x.shape[: x.ndim - q.event_axes]), _channel_type())
-
-
-def _sample_forward(rule: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    q, _, x, *_ = arguments
-    return _with_channel(q, x), arguments
-
-
-def _sample_backward(rule: Callable[..., Any], arguments: Any, cotangents: Any) -> tuple[Any, ...]:
-    q, coefficients, x, side, closed_over = arguments
-    weighted_df, (values, weights) = cotangents
-    weight = weights[0]
+def _backward(
+    function: Callable[..., Any], rule: Callable[..., Any], needs_df: bool, saved: tuple[Any, ...], weight: Any
+) -> tuple[Any, ...]:
+    values, pullback, residuals = saved
+    if isinstance(weight, SymbolicZero):
+        weight = jnp.zeros(values.shape[1:], values.dtype)
+    *weighted_df, function_cotangent = pullback(jnp.broadcast_to(weight / values.shape[0], values.shape))
+    if residuals is None:
+        return None, None, None, None, function_cotangent, None
+    q, coefficients, x, side, rule_over = residuals
     # weighted_df is weight / K times the gradient of f; where the weight is 0 the estimate does not count.
-    scale = jnp.where(weight == 0, 0, x.shape[0] / jnp.where(weight == 0, 1, weight))
-    df = q.weigh(scale, weighted_df).astype(x.dtype)
-    gradient, coefficient_gradient = rule(q, coefficients, x, values, df, side, weight, *closed_over)
+    scale = jnp.where(weight == 0, 0, values.shape[0] / jnp.where(weight == 0, 1, weight))
+    df = q.weigh(scale, weighted_df[0]).astype(x.dtype) if weighted_df else jnp.zeros_like(x)
+    gradient, coefficient_gradient = rule(rule_over, q, coefficients, x, values, df, side, weight)
     logits_gradient = q.weigh(weight, gradient).astype(q.logits.dtype)
     logits_gradient, coefficient_gradient = _differentiable_once((logits_gradient, coefficient_gradient))
-    nothing = jax.tree.map(jnp.zeros_like, (x, side, closed_over))
-    return jax.tree.map(lambda _: logits_gradient, q), coefficient_gradient, *nothing
+    return jax.tree.map(lambda _: logits_gradient, q), coefficient_gradient, None, None, function_cotangent, None
 
 
-_sample.defvjp(_sample_forward, _sample_backward)
+_expectation.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-@jax.custom_vjp
-def _mean(values: Float[Array, "K *batch"], channel: Any) -> Float[Array, "*batch"]:
-    """The mean over the samples; its backward pass fills the channel."""
-    return jnp.mean(values, axis=0)
-
-
-def _mean_forward(values: Any, channel: Any) -> tuple[Any, Any]:
-    return jnp.mean(values, axis=0), values
-
-
-def _mean_backward(values: Any, weight: Any) -> tuple[Any, Any]:
-    weights = jnp.broadcast_to(weight, values.shape)
-    return weights / values.shape[0], jnp.stack([values, weights]).astype(_channel_type())
-
-
-_mean.defvjp(_mean_forward, _mean_backward)
+def _is_primal(node: Any) -> bool:
+    return hasattr(node, "perturbed")
 
 
 @jax.custom_jvp

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from problems import PROBLEMS, make_estimator, make_logits, make_problem
 
 import doublecv as dcv
 from doublecv import estimators
 from doublecv.diagnostics import exact_gradient, exact_moments
+from problems import PROBLEMS, make_estimator, make_logits, make_problem
 
 ALPHAS = (0.0, -1.0, 0.7)
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from problems import PROBLEMS, linear, make_estimator, make_logits, make_problem, toy
 
 import doublecv as dcv
 from doublecv.diagnostics import exact_moments, optimal_alpha
 from doublecv.diagnostics.exact import enumerate_outcomes
 from doublecv.estimators.leave_one_out import leave_one_out
 from doublecv.estimators.reinforce import score_gradient
+from problems import PROBLEMS, linear, make_estimator, make_logits, make_problem, toy
 
 FAMILIES = [dcv.Bernoulli, dcv.Categorical]
 
@@ -47,9 +47,7 @@ def test_proposition_2_a_baseline_with_constant_mean_given_the_sample_needs_no_c
     x, df = outcomes.evaluation.x, problem.df(outcomes.evaluation.x)
     # It depends on the current sample, through its gradient, but its mean over the others is 0.
     depends_on_current = q.dot(df, np.roll(x, 1, axis=0) - q.mean)
-    np.testing.assert_allclose(
-        outcomes.expectation(score_gradient(outcomes.q, x, depends_on_current)), 0, atol=1e-12
-    )
+    np.testing.assert_allclose(outcomes.expectation(score_gradient(outcomes.q, x, depends_on_current)), 0, atol=1e-12)
     # The converse, so that the statement is not empty: its own deviation has no such mean.
     own = q.dot(df, x - q.mean)
     assert np.max(np.abs(outcomes.expectation(score_gradient(outcomes.q, x, own)))) > 1e-3
