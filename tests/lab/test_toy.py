@@ -102,6 +102,12 @@ def test_drawn_variance_is_the_exact_one_but_for_chance(halves, name):
     np.testing.assert_allclose(np.mean(curves.variance[:, early] / curves.exact_variance[:, early]), 1, atol=0.05)
 
 
+def test_drawn_variance_is_unbiased_for_few_draws():
+    settings = tiny(dimension=20, estimators=("rloo",), iterations=200, every=1, draws=2)
+    curves = run(settings).curves["rloo"]
+    np.testing.assert_allclose(np.mean(curves.variance / curves.exact_variance), 1, atol=0.15)
+
+
 def test_objective_and_probability_start_from_logits_0(halves):
     for curves in halves.curves.values():
         np.testing.assert_allclose(curves.mean_probability[:, 0], 0.5)

@@ -9,7 +9,7 @@ from rich.console import Console
 from doublecv.lab.toy import Curves, ToyResults, ToySettings
 from doublecv.lab.toy_table import summarise, table
 
-ITERATIONS = np.array([0, 10, 20, 30, 40])
+ITERATIONS = np.array([0, 15, 20, 30, 40])
 
 
 def curves(variance, exact=None, rloo=None, probability=None, objective=None):
