@@ -171,8 +171,9 @@ class Bernoulli(Distribution):
         """sum_i x_i logits_i - log(1 + exp(logits_i))."""
         self.check_samples(x)
         logits = self._finite_logits
-        # softplus(l) - x l, with max(l, 0) - x l first: exact where the two large numbers cancel.
-        surprise = (self._positive_part(logits) - x * logits) + self.xp.log1p(self.decay)
+        positive_part = self.xp.where(logits >= 0, logits, self.xp.zeros_like(logits))
+        # log(1 + exp(l)) - x l, with max(l, 0) - x l first: exact where the two large numbers cancel.
+        surprise = (positive_part - x * logits) + self.xp.log1p(self.decay)
         return -self.xp.sum(surprise, axis=-1)
 
     def entropy(self) -> Float[Array, "*batch"]:
@@ -185,9 +186,9 @@ class Bernoulli(Distribution):
         """sum_i mu_i log(mu_i / mu'_i) + (1 - mu_i) log((1 - mu_i) / (1 - mu'_i))."""
         self._check_same_family(other)
         assert isinstance(other, Bernoulli)
-        divergence = self.mean * (other._softplus(-1) - self._softplus(-1)) + self.complement * (
-            other._softplus(1) - self._softplus(1)
-        )
+        of_one, of_zero = self._surprises
+        other_of_one, other_of_zero = other._surprises
+        divergence = self.mean * (other_of_one - of_one) + self.complement * (other_of_zero - of_zero)
         return self.xp.sum(divergence, axis=-1)
 
     def sample(self, noise: Float[Array, "*samples *batch D"]) -> Float[Array, "*samples *batch D"]:
@@ -207,11 +208,14 @@ class Bernoulli(Distribution):
     def _finite_logits(self) -> Float[Array, "*batch D"]:
         return self.xp.clip(self.logits, -self.largest, self.largest)
 
-    def _positive_part(self, values: Array) -> Array:
-        return self.xp.where(values >= 0, values, self.xp.zeros_like(values))
-
-    def _softplus(self, sign: int) -> Float[Array, "*batch D"]:
-        return self._positive_part(sign * self._finite_logits) + self.xp.log1p(self.decay)
+    @property
+    def _surprises(self) -> tuple[Float[Array, "*batch D"], Float[Array, "*batch D"]]:
+        """-log mu and -log(1 - mu), with the branches of `decay`, so that their derivatives at 0 are right."""
+        logits, nothing = self._finite_logits, self.xp.zeros_like(self.logits)
+        rest = self.xp.log1p(self.decay)
+        of_one = self.xp.where(self.logits >= 0, nothing, -logits) + rest
+        of_zero = self.xp.where(self.logits >= 0, logits, nothing) + rest
+        return of_one, of_zero
 
 
 @dataclass(frozen=True, eq=False)

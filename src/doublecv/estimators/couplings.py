@@ -77,7 +77,9 @@ class Antithetic(Coupling):
 
     def draw(self, q: Distribution, noise: Float[Array, "K/2 *batch D"]) -> Float[Array, "K *batch D"]:
         """The samples of the noise u, then those of the mirrored noise 1 - u."""
-        return q.sample(q.xp.concat([noise, 1 - noise], axis=0))
+        # [1 - u < mu] as 1 - [u < 1 - mu]: 1 - u itself is 1 where u is 0, and would draw a 0 that has no probability.
+        mirrored = 1 - type(q)(logits=-q.logits).sample(noise)
+        return q.xp.concat([q.sample(noise), mirrored], axis=0)
 
     def joint(self, q: Distribution, samples: int) -> Joint:
         """P(0,0) = max(0, 1-2mu), P(0,1) = P(1,0) = min(mu, 1-mu), P(1,1) = max(0, 2mu-1)."""
