@@ -1,4 +1,4 @@
-"""An estimator's coefficients in PyTorch: tensors by name, and modules, whose parameters they then are."""
+"""An estimator's coefficients in PyTorch: tensors by name, and modules for those that have tensors of their own."""
 
 from __future__ import annotations
 
@@ -30,17 +30,23 @@ def as_tensors(
 ) -> dict[str, Tensor | nn.Module]:
     """The same coefficients, numbers and arrays being made tensors."""
 
-    def tensor(name: str, value: Any) -> Tensor | nn.Module:
-        if isinstance(value, Tensor | nn.Module):
+    def tensor(value: Any) -> Tensor:
+        return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=dtype, device=device)
+
+    def converted(name: str, value: Any) -> Tensor | nn.Module:
+        if isinstance(value, nn.Module):
             return value
         try:
-            return torch.as_tensor(value, dtype=dtype, device=device)
+            if isinstance(value, Mapping):
+                return nn.ParameterDict({key: tensor(entry).detach() for key, entry in value.items()})
+            return tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"coefficient {name!r} must be a number, a tensor or an nn.Module, got {type(value).__name__}"
+                f"coefficient {name!r} must be a number, a tensor, a dict of tensors or an nn.Module, "
+                f"got {type(value).__name__}"
             ) from error
 
-    return {name: tensor(name, value) for name, value in coefficients.items()}
+    return {name: converted(name, value) for name, value in coefficients.items()}
 
 
 def leaves(coefficients: Coefficients) -> list[Tensor]:
@@ -53,11 +59,14 @@ def leaves(coefficients: Coefficients) -> list[Tensor]:
 
 
 def with_leaves(coefficients: Coefficients, tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """The same coefficients with other tensors for their leaves; a module is then bound to its own."""
-    return {
-        name: Bound(coefficients[name], value) if isinstance(value, dict) else value
-        for name, value in by_name(coefficients, tensors).items()
-    }
+    """The same coefficients with other tensors for their leaves; a module is bound to those that are its own."""
+
+    def bound(name: str, value: Any) -> Any:
+        module = coefficients[name]
+        is_function = isinstance(module, nn.Module) and not isinstance(module, nn.ParameterDict)
+        return Bound(module, value) if is_function else value
+
+    return {name: bound(name, value) for name, value in by_name(coefficients, tensors).items()}
 
 
 def by_name(coefficients: Coefficients, tensors: Iterable[Tensor | None]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class _Sample(torch.autograd.Function):
         """The samples, unchanged, and zeros; what the formula needs besides f is kept until the graph is freed."""
         ctx.rule = rule
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, samples, *side.at_mean, *side.control, *held)
+        ctx.save_for_backward(logits, samples, *side.at_mean, *side.control, *held, *leaves)
         batch_shape = samples.shape[1 : samples.ndim - rule.family.event_axes]
         return samples.view_as(samples), torch.zeros(batch_shape, dtype=wide(logits), device=logits.device)
 
@@ -114,19 +114,22 @@ class _Sample(torch.autograd.Function):
     def backward(ctx: Any, weighted_df: Tensor | None, weight: Tensor | None) -> tuple[Tensor | None, ...]:
         """The estimator's gradient for the logits and the derivative of its square for the coefficients."""
         rule: Rule = ctx.rule
-        logits, samples, f_mean, df_mean, control, dcontrol, *leaves = ctx.saved_tensors
+        logits, samples, f_mean, df_mean, control, dcontrol, *held_and_leaves = ctx.saved_tensors
+        count = len(held_and_leaves) // 2
+        held, leaves = held_and_leaves[:count], held_and_leaves[count:]
         if weight is None:
-            return (None,) * (5 + len(leaves))
+            return (None,) * (5 + count)
         assert rule.values is not None, "the weight comes from the backward pass of mean, and so do the values"
         q = rule.family(logits=logits.detach())
         with torch.no_grad():
             values = rule.values.to(torch.promote_types(rule.values.dtype, wide(logits)))
             df = _unweighted(q, weighted_df, weight, samples) if rule.estimator.needs_df else None
             evaluation = Evaluation(samples, values, df, f_mean, df_mean, control, dcontrol)
-            gradient, leaf_gradients = rule.gradients(q, leaves, evaluation, weight)
+            gradient, leaf_gradients = rule.gradients(q, held, evaluation, weight)
             logits_gradient = q.weigh(weight, gradient).to(logits.dtype)
         if torch.is_grad_enabled():
-            logits_gradient, *leaf_gradients = _differentiable_once([logits_gradient, *leaf_gradients], logits)
+            depends_on = [logits, *leaves, weight, *([] if weighted_df is None else [weighted_df])]
+            logits_gradient, *leaf_gradients = _differentiable_once([logits_gradient, *leaf_gradients], depends_on)
         return None, None, None, logits_gradient, None, *leaf_gradients
 
 
@@ -134,7 +137,7 @@ def _unweighted(q: Distribution, weighted_df: Tensor | None, weight: Tensor, sam
     """The gradient of f in x from weight / K times it; where the weight is 0 the estimate does not count."""
     if weighted_df is None:
         return torch.zeros_like(samples)
-    scale = torch.where(weight == 0, 0, samples.shape[0] / torch.where(weight == 0, 1, weight))
+    scale = torch.where(weight == 0, 0, samples.shape[0] / weight)
     df: Tensor = q.weigh(scale, weighted_df).to(samples.dtype)
     return df
 
@@ -160,10 +163,10 @@ class _Mean(torch.autograd.Function):
         return None, (weight / values.shape[0]).expand(values.shape), weight.to(ctx.channel_type)
 
 
-def _differentiable_once(gradients: list[Tensor | None], logits: Tensor) -> list[Tensor | None]:
-    """The same gradients, on which a second derivative raises an error."""
+def _differentiable_once(gradients: list[Tensor | None], depends_on: list[Tensor]) -> list[Tensor | None]:
+    """The same gradients, of which a second derivative, in anything that they depend on, raises an error."""
     given = [gradient for gradient in gradients if gradient is not None]
-    guarded = iter(_Once.apply(logits, *given))  # type: ignore[no-untyped-call]
+    guarded = iter(_Once.apply(len(given), *given, *depends_on))  # type: ignore[no-untyped-call]
     return [None if gradient is None else next(guarded) for gradient in gradients]
 
 
@@ -171,9 +174,9 @@ class _Once(torch.autograd.Function):
     """The identity, which cannot be differentiated: the derivative of one estimate estimates no second derivative."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
-        """The gradients; they come to depend on the logits, so that a second derivative finds its way here."""
-        return tuple(gradient.view_as(gradient) for gradient in gradients)
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The first tensors; the others are inputs so that a second derivative in them finds its way here."""
+        return tuple(gradient.view_as(gradient) for gradient in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> None:
