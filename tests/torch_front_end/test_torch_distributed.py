@@ -1,0 +1,73 @@
+"""Two processes with half the batch each give the gradients of one process with the whole of it."""
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+
+import doublecv as dcv
+from doublecv.torch import Expectation
+
+BATCH, PIXELS, LATENTS = 6, 5, 3
+
+
+class Autoencoder(nn.Module):
+    """A loss that has an encoder, a decoder and an expectation with coefficients."""
+
+    def __init__(self, name):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.decoder = (
+            nn.Linear(*sizes, dtype=torch.float64) for sizes in ((PIXELS, LATENTS), (LATENTS, PIXELS))
+        )
+        self.expectation = Expectation(make_estimator(name)).double()
+
+    def forward(self, y, noise):
+        def f(x):
+            reconstruction = self.decoder(torch.tanh(x))
+            return (reconstruction - y).square().sum(-1)
+
+        return self.expectation(f, dcv.Bernoulli(logits=self.encoder(y)), noise=noise).mean()
+
+
+def make_estimator(name):
+    if name == "relax":
+        network = nn.Sequential(nn.Linear(LATENTS, 1, dtype=torch.float64), nn.Flatten(-2))
+        return dcv.Relax(2, network=network, apply=lambda network, z: network(z))
+    return dcv.estimators.make(name, samples=2)
+
+
+def make_batch(name):
+    """Data and noise, the batch first."""
+    generator = torch.Generator().manual_seed(1)
+    y = torch.rand(BATCH, PIXELS, dtype=torch.float64, generator=generator)
+    q = dcv.Bernoulli(logits=torch.zeros(BATCH, LATENTS))
+    noise = torch.rand(make_estimator(name).noise_shape(q), dtype=torch.float64, generator=generator)
+    return y, noise.movedim(-2, 0)
+
+
+def gradients(name, module, part):
+    y, noise = (tensor[part] for tensor in make_batch(name))
+    for _ in range(2):
+        # Twice, because the reducer must find itself ready for another step.
+        module.zero_grad()
+        module(y, noise.movedim(0, -2)).backward()
+    return {key: parameter.grad for key, parameter in module.named_parameters()}
+
+
+def worker(rank, name, folder):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    half = BATCH // 2
+    module = nn.parallel.DistributedDataParallel(Autoencoder(name))
+    torch.save(gradients(name, module, slice(rank * half, (rank + 1) * half)), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["double-cv", "relax"])
+def test_two_processes_equal_one(name, tmp_path):
+    multiprocessing.spawn(worker, (name, str(tmp_path)), nprocs=2)
+    wanted = {f"module.{key}": value for key, value in gradients(name, Autoencoder(name), slice(None)).items()}
+    assert any("expectation" in key for key in wanted)
+    assert all(gradient.abs().max() > 0 for gradient in wanted.values())
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), wanted, rtol=1e-12, atol=1e-14)
