@@ -48,7 +48,10 @@ class TestCompare:
 
     def test_printed(self, compared):
         header, first, *_ = lines = str(compared).splitlines()
-        assert header.split() == "estimator K variance +- relative evaluations variance x evaluations".split()
+        assert header.split() == [
+            *("estimator", "K", "variance", "+-", "relative", "evaluations"),
+            *("variance", "x", "evaluations"),
+        ]
         assert first.split()[0] == "rloo"
         assert first.split()[4] == "1.000"
         assert len({len(line) for line in lines}) == 1

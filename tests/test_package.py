@@ -1,0 +1,109 @@
+"""What a user gets by installing the package: light imports, the promised names, documents that are true."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import doublecv
+from doublecv import estimators
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(program):
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+
+
+def test_import_loads_no_framework():
+    loaded = run("""
+        import sys, doublecv, doublecv.diagnostics, doublecv.estimators
+        print([name for name in ("jax", "torch", "matplotlib", "ray", "optax", "scipy") if name in sys.modules])
+    """)
+    assert loaded.stdout == "[]\n"
+
+
+def test_formulas_run_where_no_framework_is_installed():
+    """With the base dependencies alone: exact moments of Double CV on NumPy arrays."""
+    done = run("""
+        import sys
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in ("jax", "torch", "scipy"):
+                    raise ImportError(name)
+        sys.meta_path.insert(0, Absent())
+        import numpy as np, doublecv as dcv
+        q = dcv.Bernoulli(logits=np.array([0.3, -1.0]))
+        f, df = lambda x: x.sum(-1) ** 2, lambda x: 2 * x.sum(-1, keepdims=True) + 0 * x
+        moments = dcv.diagnostics.exact_moments(dcv.DoubleCV(2), f, q, {"alpha": -1.0}, df)
+        print(np.abs(moments.mean - dcv.diagnostics.exact_gradient(f, q)).max() < 1e-12)
+    """)
+    assert done.stdout == "True\n"
+
+
+def test_the_promised_names():
+    promised = (
+        "Bernoulli Categorical Evaluation Reinforce RStar RLOO DoubleCV MuProp DisARM ARMS Rebar Relax "
+        "diagnostics estimators"
+    )
+    for name in promised.split():
+        assert hasattr(doublecv, name), name
+        assert name in doublecv.__all__
+    assert estimators.names()[:10] == (
+        "reinforce", "r-star", "rloo", "double-cv", "double-cv-mean", "double-cv-current", "double-cv-others",
+        "muprop", "disarm", "arms",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", [type(estimators.make(name, samples=2)) for name in estimators.names()])
+def test_every_estimator_states_an_equation_and_cites_it(cls):
+    documentation = cls.__doc__
+    assert re.search(r"^ {8}\S.* = ", documentation, re.MULTILINE), "an equation, indented"
+    assert re.search(r"\([A-Z][^()]*, (19|20)\d\d", documentation), "(author, year, ...)"
+    assert "Attributes:" in documentation
+
+
+def python_blocks(path):
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / path).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md"])
+def test_the_documents_code_runs(path, tmp_path):
+    """All blocks of a document, one after the other, as a reader would paste them."""
+    blocks = python_blocks(path)
+    assert blocks
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_lists_every_estimator():
+    readme = (ROOT / "README.md").read_text()
+    for name in estimators.names():
+        assert f"`{name}`" in readme, name
+
+
+def test_the_changelog_has_this_version():
+    assert f"## {doublecv.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {doublecv.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("ring", ["distributions.py", "arrays.py", "checks.py", "estimators"])
+def test_the_inner_ring_imports_nothing_from_the_outer_ones(ring):
+    source = ROOT / "src" / "doublecv" / ring
+    for path in [source] if source.is_file() else source.glob("*.py"):
+        imported = re.findall(r"^\s*(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE)
+        frameworks = {"jax", "torch"} if path.name != "arrays.py" else set()
+        assert not {name.split(".")[0] for name in imported} & (frameworks | {"matplotlib", "optax", "equinox"}), path
+        assert not [name for name in imported if name.startswith(("doublecv.jax", "doublecv.torch", "doublecv.lab"))]
+
+
+@pytest.mark.parametrize("front_end", ["jax.py", "torch"])
+def test_the_front_ends_know_no_lab(front_end):
+    source = ROOT / "src" / "doublecv" / front_end
+    for path in [source] if source.is_file() else source.glob("*.py"):
+        assert "doublecv.lab" not in path.read_text()
