@@ -318,3 +318,14 @@ class TestUseOfTheResult:
             lambda logits: jax.lax.stop_gradient(expect(f, dcv.Bernoulli(logits), estimator, {"alpha": 0.0}, KEY)).sum()
         )(logits)
         np.testing.assert_array_equal(held, 0)
+
+
+def test_estimate_takes_a_simulator_in_numpy(logits):
+    """Outside jit its f gets plain arrays."""
+
+    def simulator(x):
+        return jnp.asarray(np.asarray(x).sum(-1) ** 2)
+
+    explicit = estimate(simulator, dcv.Bernoulli(logits), dcv.RLOO(3), {}, KEY)
+    traced = estimate(lambda x: x.sum(-1) ** 2, dcv.Bernoulli(logits), dcv.RLOO(3), {}, KEY)
+    np.testing.assert_allclose(explicit.gradient, traced.gradient)
