@@ -21,7 +21,10 @@ def bias(estimator, problem, q, alpha):
 
 
 def cases():
+    """All registered estimators but those with continuous noise: their quadrature stands in test_rebar and test_relax."""
     for name in estimators.names():
+        if estimators.make(name, samples=4).relaxed_points:
+            continue
         cls = type(estimators.make(name, samples=4))
         for family in cls.families:
             for samples in (2, 3, 4):
@@ -34,8 +37,6 @@ def cases():
 def test_unbiased_by_enumeration(name, family, samples, problem_name):
     problem = make_problem(problem_name, family)
     estimator = make_estimator(name, samples, problem)
-    if estimator.relaxed_points:
-        pytest.skip("its noise is continuous: quadrature and z-tests stand in its own test file")
     q = family(logits=make_logits(family))
     for alpha in ALPHAS if estimator.coefficients() else ALPHAS[:1]:
         assert bias(estimator, problem, q, alpha) < 1e-10
@@ -43,7 +44,7 @@ def test_unbiased_by_enumeration(name, family, samples, problem_name):
 
 def test_the_battery_runs_every_name_and_family():
     ran = {(case.values[0], case.values[1]) for case in cases()}
-    assert {name for name, _ in ran} == set(estimators.names())
+    assert set(estimators.names()) - {name for name, _ in ran} == {"rebar", "relax"}
     assert {name for name, family in ran if family is dcv.Categorical} >= {"reinforce", "rloo", "double-cv", "muprop"}
     assert {name for name, family in ran if family is dcv.Categorical}.isdisjoint({"disarm", "arms"})
 
