@@ -21,7 +21,7 @@ def bias(estimator, problem, q, alpha):
 
 
 def cases():
-    """All registered estimators but those with continuous noise: their quadrature stands in test_rebar and test_relax."""
+    """All registered estimators but those with continuous noise, which test_rebar and test_relax integrate over."""
     for name in estimators.names():
         if estimators.make(name, samples=4).relaxed_points:
             continue
