@@ -26,6 +26,11 @@ COMMANDS = {
         arguments="doublecv.lab.toy_arguments:ToyArguments",
         main="doublecv.lab.toy_command:main",
     ),
+    "data": Command(
+        "the image sets: where each was found and whether it is intact",
+        arguments="doublecv.lab.data.data_command:DataArguments",
+        main="doublecv.lab.data.data_command:main",
+    ),
     "bench": Command(
         "milliseconds a training step, for every estimator",
         arguments="doublecv.lab.bench:BenchSettings",
