@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import tyro
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from doublecv.lab.data.content import BrokenFile
 from doublecv.lab.data.datasets import SETS
@@ -46,7 +47,7 @@ def main(arguments: DataArguments) -> None:
     lines = [digits_status(), *(set_status(each, arguments.data_dir, cache_folder()) for each in SETS.values())]
     table = Table("data set", "state", Column("where", overflow="fold"))
     for line in lines:
-        table.add_row(line.name, line.state, line.where)
+        table.add_row(line.name, line.state, Text(line.where))
     console = Console()
     console.print(table)
     for line in lines:

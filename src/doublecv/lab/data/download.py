@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -68,33 +69,42 @@ def _get(address: str, partial: Path, bar: Bar) -> None:
     import pooch  # type: ignore[import-untyped]
     import requests
 
-    get = pooch.HTTPDownloader(progressbar=bar, chunk_size=CHUNK_BYTES, timeout=SECONDS_WITHOUT_A_BYTE)
+    # pooch leaves the connection open where a download breaks off.
+    responses: list[requests.Response] = []
     with partial.open("wb") as output:
+        get = pooch.HTTPDownloader(
+            progressbar=bar,
+            chunk_size=CHUNK_BYTES,
+            timeout=SECONDS_WITHOUT_A_BYTE,
+            hooks={"response": lambda response, **_: responses.append(response)},
+        )
         try:
             get(address, output, None)
         except requests.HTTPError as error:
             raise DownloadError(str(error)) from error
         except requests.RequestException as error:
-            expected = f"expected {bar.total} bytes, found {output.tell()}: " if bar.total else ""
-            raise DownloadError(f"{address}: {expected}{_innermost(error)}") from error
+            cut = f"expected {bar.total} bytes, found {output.tell()} before the connection broke"
+            raise DownloadError(f"{address}: {cut if bar.total else _innermost(error)}") from error
         except OSError as error:
             error.filename = error.filename or str(partial)
             raise
+        finally:
+            for response in responses:
+                response.close()
         # The name must not be on disk before the bytes are.
         output.flush()
         os.fsync(output.fileno())
 
 
-def _innermost(error: BaseException) -> str:
-    """The first cause, which says in few words what the layers above it wrap in many."""
-    cause = error
-    while inner := cause.__cause__ or cause.__context__:
-        cause = inner
-    return str(cause) or type(cause).__name__
+def _innermost(error: BaseException) -> BaseException:
+    """The error that the layers above it hold: it says in few words what they say in many."""
+    held = [part for part in (getattr(error, "reason", None), *error.args) if isinstance(part, BaseException)]
+    return _innermost(held[0]) if held else error
 
 
 def _remove_stale(folder: Path) -> None:
     """Remove what a killed process left; a younger partial file may be another process's at work."""
     for partial in folder.glob(f".*{PARTIAL}"):
-        if time.time() - partial.stat().st_mtime > STALE_SECONDS:
-            partial.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if time.time() - partial.stat().st_mtime > STALE_SECONDS:
+                partial.unlink()

@@ -1,0 +1,76 @@
+"""Contents are known by their checksum, whatever is wrapped around them."""
+
+import gzip
+
+import pytest
+from small_sets import other_gzip, sha256_file
+
+from doublecv.lab.data.content import BrokenFile, is_packed, verified
+from doublecv.lab.data.published import Checksum, PublishedFile
+
+CONTENT = bytes(range(200)) * 2
+FILE = sha256_file("numbers", CONTENT)
+
+
+def test_git_blob_is_what_git_says():
+    kind = Checksum("git blob", "")
+    assert kind.of(b"").value == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+    assert kind.of(b"hello\n").value == "ce013625030ba8dba906f756967f9e9ca394464a"
+
+
+def test_sha256_is_the_standard_one():
+    assert str(Checksum("sha256", "").of(b"abc")) == (
+        "sha256 ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
+
+
+@pytest.mark.parametrize("wrap", [bytes, gzip.compress, other_gzip])
+@pytest.mark.parametrize("name", ["numbers", "numbers.gz"])
+def test_any_wrapper_under_any_name_will_do(tmp_path, wrap, name):
+    path = tmp_path / name
+    path.write_bytes(wrap(CONTENT))
+    assert verified(path, FILE) == CONTENT
+    assert is_packed(path) == (wrap is not bytes)
+
+
+@pytest.mark.parametrize("wrap", [bytes, gzip.compress])
+def test_cut_at_any_byte_names_file_expected_and_found(tmp_path, wrap):
+    path, stored = tmp_path / "numbers.gz", wrap(CONTENT)
+    for length in range(len(stored)):
+        path.write_bytes(stored[:length])
+        with pytest.raises(BrokenFile) as raised:
+            verified(path, FILE)
+        message = str(raised.value)
+        assert message.startswith(f"{path}: expected 400 bytes with {FILE.checksum}, found {length} bytes "), message
+
+
+def test_any_flipped_bit_is_noticed_or_harmless(tmp_path):
+    path, stored, noticed = tmp_path / "numbers.gz", gzip.compress(CONTENT), 0
+    for position in range(8 * len(stored)):
+        damaged = bytearray(stored)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        try:
+            assert verified(path, FILE) == CONTENT
+        except BrokenFile:
+            noticed += 1
+    harmless_header_bits = 8 * 10
+    assert noticed >= 8 * len(stored) - harmless_header_bits
+
+
+def test_other_content_of_the_same_length_is_named_by_both_checksums(tmp_path):
+    path, other = tmp_path / "numbers", CONTENT[::-1]
+    path.write_bytes(other)
+    with pytest.raises(BrokenFile) as raised:
+        verified(path, FILE, called="http://mirror/numbers")
+    assert str(raised.value) == (
+        f"http://mirror/numbers: expected 400 bytes with {FILE.checksum}, "
+        f"found 400 bytes with {FILE.checksum.of(other)}"
+    )
+
+
+def test_git_blob_of_unknown_length(tmp_path):
+    path, file = tmp_path / "hello", PublishedFile("hello", Checksum("git blob", "ce0136"), bytes=None)
+    path.write_bytes(b"hello\n")
+    with pytest.raises(BrokenFile, match="expected git blob ce0136, found 6 bytes with git blob ce013625"):
+        verified(path, file)
