@@ -31,6 +31,11 @@ COMMANDS = {
         arguments="doublecv.lab.data.data_command:DataArguments",
         main="doublecv.lab.data.data_command:main",
     ),
+    "train": Command(
+        "variational autoencoders with discrete latents on images",
+        arguments="doublecv.lab.train_arguments:TrainArguments",
+        main="doublecv.lab.train_command:main",
+    ),
     "bench": Command(
         "milliseconds a training step, for every estimator",
         arguments="doublecv.lab.bench:BenchSettings",

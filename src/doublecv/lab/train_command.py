@@ -1,0 +1,133 @@
+"""`doublecv train`: a training run on the command line."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from doublecv.lab import train_folder
+from doublecv.lab.errors import InputError
+from doublecv.lab.interruption import interruption
+from doublecv.lab.train import TrainResult, Watch, run
+from doublecv.lab.train_arguments import TrainArguments
+from doublecv.lab.train_folder import Plan
+
+
+def main(arguments: TrainArguments) -> None:
+    """Train with a progress bar, then print the table."""
+    folder, plan = _resumed(arguments) if arguments.resume is not None else _new(arguments)
+    go_on = f"doublecv train --resume {shlex.quote(str(folder))}"
+    try:
+        results = run_with_progress(plan, folder)
+    except KeyboardInterrupt:
+        if train_folder.is_begun(folder):
+            print(f"to go on: {go_on}", file=sys.stderr)
+        raise
+    console = Console()
+    console.print(table(results))
+    console.print(f"written to {folder}", highlight=False, soft_wrap=True)
+
+
+def _new(arguments: TrainArguments) -> tuple[Path, Plan]:
+    folder = arguments.folder
+    if train_folder.is_begun(folder) and not train_folder.is_finished(folder):
+        raise InputError(
+            f"{folder} holds a run that is not finished; to go on: doublecv train --resume {folder}; "
+            f"or name a new folder with --out"
+        )
+    data_dir = None if arguments.data_dir is None else str(arguments.data_dir)
+    plan = Plan(arguments.settings, arguments.seeds, arguments.parallel_seeds, data_dir, arguments.tensorboard)
+    plan.check()
+    if train_folder.is_finished(folder):
+        raise InputError(f"{folder} holds a finished run; name a new folder with --out, or remove this one")
+    return folder, plan
+
+
+def _resumed(arguments: TrainArguments) -> tuple[Path, Plan]:
+    """The plan of the folder; a setting that was given besides must be the one of the folder."""
+    folder = arguments.resume
+    assert folder is not None
+    if arguments.out is not None:
+        raise InputError("--out and --resume exclude each other: a run goes on in its own folder")
+    plan = train_folder.read(folder)
+    for field in fields(type(arguments)):
+        given = getattr(arguments, field.name)
+        if field.name in ("out", "resume", "data_dir") or field.default is MISSING or given == field.default:
+            continue
+        held = getattr(plan, field.name, None) if hasattr(plan, field.name) else getattr(plan.settings, field.name)
+        if given != held:
+            flag = f"--{field.name.replace('_', '-')}"
+            raise InputError(f"{folder} was begun with {flag} {held}, got {given}; leave it out, or begin a new run")
+    if arguments.data_dir is not None:
+        plan = Plan(plan.settings, plan.seeds, plan.parallel_seeds, str(arguments.data_dir), plan.tensorboard)
+    return folder, plan
+
+
+def run_with_progress(plan: Plan, folder: Path | None) -> tuple[TrainResult, ...]:
+    """`train.run` with a progress bar on standard error; Ctrl-C ends the chunk, saves and stops."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar, interruption() as asked:
+        task = bar.add_task("compiling", total=plan.settings.steps)
+
+        def progress(seed: int, step: int, record: Mapping[str, Any], speed: float) -> None:
+            alpha = f"  alpha {record['alpha']:.3f}" if "alpha" in record else ""
+            several = f"seed {seed}  " if plan.seeds > 1 else ""
+            bar.update(
+                task,
+                completed=step,
+                description=f"{several}ELBO {record['elbo']:.2f}  variance {record['encoder_variance']:.3g}{alpha}  "
+                f"{speed:.0f} steps/s",
+            )
+
+        def notice(text: str) -> None:
+            console.print(text, highlight=False, soft_wrap=True)
+
+        return run(
+            plan.settings,
+            folder,
+            seeds=plan.seeds,
+            parallel_seeds=plan.parallel_seeds,
+            data_dir=None if plan.data_dir is None else Path(plan.data_dir),
+            tensorboard=plan.tensorboard,
+            watch=Watch(progress, notice, asked),
+        )
+
+
+def table(results: Sequence[TrainResult]) -> Table:
+    """One line a result."""
+    settings = results[0].settings
+    drawn = Table(
+        title=f"{settings.estimator}, K = {settings.samples}: {settings.data}, {settings.likelihood} likelihood, "
+        f"{settings.model}, {settings.steps} steps",
+        caption="nats an image; variance of the encoder's gradient",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    columns = {
+        "train\nELBO": "train_elbo",
+        "validation\nELBO": "validation_elbo",
+        "test\nELBO": "test_elbo",
+    } | {f"bound\nS = {samples}": f"test_bound_{samples}" for samples in (settings.samples, settings.bound_samples)}
+    for heading in ("seed", *columns, "gradient\nvariance", "alpha", "ms a\nstep"):
+        drawn.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        final = result.final
+        drawn.add_row(
+            str(result.seed),
+            *(f"{final[name]:.2f}" for name in columns.values()),
+            f"{final['encoder_variance']:.3g}",
+            f"{final['alpha']:.3f}" if "alpha" in final else "-",
+            "-" if math.isnan(result.seconds_a_step) else f"{1000 * result.seconds_a_step:.2f}",
+        )
+    return drawn
