@@ -74,7 +74,8 @@ def expect(
 
     Args:
         f: a function from `[K, *batch, *event]` to `[K, *batch]` that treats samples and batch elements one by one. It
-            is differentiated in x only if `estimator.needs_df` (and at the mean of q if `estimator.needs_mean`).
+            is differentiated in x only if `estimator.needs_df` (and at the mean of q if `estimator.needs_mean`, and at
+            relaxed points, twice, if the estimator has `relaxed_points`).
             It is traced, as under jit: a simulator in NumPy goes through `jax.pure_callback`, or outside jit into
             `estimate`, which calls it with plain arrays.
         q: the distribution; its logits may be traced.
