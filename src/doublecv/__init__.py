@@ -7,7 +7,19 @@
 
 from doublecv import diagnostics, estimators
 from doublecv.distributions import Bernoulli, Categorical
-from doublecv.estimators import ARMS, RLOO, DisARM, DoubleCV, Estimator, Evaluation, MuProp, Rebar, Reinforce, Relax, RStar
+from doublecv.estimators import (
+    ARMS,
+    RLOO,
+    DisARM,
+    DoubleCV,
+    Estimator,
+    Evaluation,
+    MuProp,
+    Rebar,
+    Reinforce,
+    Relax,
+    RStar,
+)
 
 __version__ = "0.1.0"
 

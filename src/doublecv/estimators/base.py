@@ -50,7 +50,7 @@ class Estimator(ABC):
             )
         self.check_options()
 
-    def check_options(self) -> None:
+    def check_options(self) -> None:  # noqa: B027, because most estimators have no option
         """Raise where a field of the subclass has a value that it cannot have."""
 
     @property
