@@ -107,3 +107,16 @@ def test_the_front_ends_know_no_lab(front_end):
     source = ROOT / "src" / "doublecv" / front_end
     for path in [source] if source.is_file() else source.glob("*.py"):
         assert "doublecv.lab" not in path.read_text()
+
+
+def test_the_shapes_in_the_annotations_are_valid():
+    """They are not evaluated when the code runs, so a shape that means nothing would go unnoticed."""
+    import jaxtyping
+    import numpy as np
+
+    found = 0
+    for path in (ROOT / "src").rglob("*.py"):
+        for kind, shape in re.findall(r'(Float|Int|UInt8|Bool|Num)\[[\w.]+, "([^"]*)"\]', path.read_text()):
+            getattr(jaxtyping, kind)[np.ndarray, shape]
+            found += 1
+    assert found > 100

@@ -1,6 +1,10 @@
 """The one door to the array libraries: what NumPy, JAX and torch arrays do differently.
 
 Everything else in the formulas goes through the array API standard, so that one formula runs on all three.
+
+The shapes in the annotations: `*batch` are the axes of independent problems, `*logits` those and the axes of one event
+(D for Bernoulli, D C for Categorical), K the samples, `*leading` any axes in front, and `*points` any axes followed by
+those of the logits.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Distribution(ABC):
     """D independent discrete variables for every batch element; the base of `Bernoulli` and `Categorical`."""
 
-    logits: Float[Array, "*batch *event"]
+    logits: Float[Array, "*logits"]
 
     event_axes: ClassVar[int]
     layout: ClassVar[str]
@@ -62,15 +62,15 @@ class Distribution(ABC):
         """The same distribution repeated along new leading batch axes."""
         return type(self)(logits=self.xp.broadcast_to(self.logits, (*batch_shape, *self.event_shape)))
 
-    def score(self, x: Float[Array, "*samples *batch *event"]) -> Float[Array, "*samples *batch *event"]:
+    def score(self, x: Float[Array, "*points"]) -> Float[Array, "*points"]:
         """s(x) = d/dlogits log q(x) = x - mu."""
         return x - self.mean
 
-    def dot(self, a: Float[Array, "*shape *event"], b: Float[Array, "*shape *event"]) -> Float[Array, "*shape"]:
+    def dot(self, a: Float[Array, "*points"], b: Float[Array, "*points"]) -> Float[Array, "*shape"]:
         """The inner product over the event axes."""
         return self.xp.sum(a * b, axis=tuple(range(-self.event_axes, 0)))
 
-    def weigh(self, weight: Float[Array, "*shape"], v: Float[Array, "*shape *event"]) -> Float[Array, "*shape *event"]:
+    def weigh(self, weight: Float[Array, "*shape"], v: Float[Array, "*points"]) -> Float[Array, "*points"]:
         """Multiply each event-shaped entry of v by its own number."""
         return weight[(..., *(None,) * self.event_axes)] * v
 
@@ -96,15 +96,15 @@ class Distribution(ABC):
 
     @property
     @abstractmethod
-    def mean(self) -> Float[Array, "*batch *event"]:
+    def mean(self) -> Float[Array, "*logits"]:
         """mu = E[x]."""
 
     @abstractmethod
-    def covariance(self, v: Float[Array, "*samples *batch *event"]) -> Float[Array, "*samples *batch *event"]:
+    def covariance(self, v: Float[Array, "*points"]) -> Float[Array, "*points"]:
         """The product M v with M = E[s(x) (x - mu)^T]."""
 
     @abstractmethod
-    def log_prob(self, x: Float[Array, "*samples *batch *event"]) -> Float[Array, "*samples *batch"]:
+    def log_prob(self, x: Float[Array, "*points"]) -> Float[Array, "*leading"]:
         """log q(x), summed over the event; linear in x between the corners."""
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Distribution(ABC):
         """E[log q(x) - log other(x)], summed over the event."""
 
     @abstractmethod
-    def sample(self, noise: Float[Array, "*samples *batch D"]) -> Float[Array, "*samples *batch *event"]:
+    def sample(self, noise: Float[Array, "*leading D"]) -> Float[Array, "*points"]:
         """Samples from noise that is uniform on [0, 1), one number a variable."""
 
     @abstractmethod
@@ -163,11 +163,11 @@ class Bernoulli(Distribution):
         decay = self.decay
         return decay / (1 + decay)
 
-    def covariance(self, v: Float[Array, "*samples *batch D"]) -> Float[Array, "*samples *batch D"]:
+    def covariance(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         """M v = mu (1 - mu) v."""
         return self.mean * self.complement * v
 
-    def log_prob(self, x: Float[Array, "*samples *batch D"]) -> Float[Array, "*samples *batch"]:
+    def log_prob(self, x: Float[Array, "*leading D"]) -> Float[Array, "*leading"]:
         """sum_i x_i logits_i - log(1 + exp(logits_i))."""
         self.check_samples(x)
         logits = self._finite_logits
@@ -191,7 +191,7 @@ class Bernoulli(Distribution):
         divergence = self.mean * (other_of_one - of_one) + self.complement * (other_of_zero - of_zero)
         return self.xp.sum(divergence, axis=-1)
 
-    def sample(self, noise: Float[Array, "*samples *batch D"]) -> Float[Array, "*samples *batch D"]:
+    def sample(self, noise: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         """x = 1 where noise < mu. For noise uniform on [0, 1) this has probability mu exactly."""
         self._check_trailing("noise", noise, self.noise_shape)
         return self.xp.astype(noise < self.xp.astype(self.mean, noise.dtype), self.logits.dtype)
@@ -231,12 +231,12 @@ class Categorical(Distribution):
         weights = self.xp.exp(self._shifted_logits)
         return weights / self.xp.sum(weights, axis=-1, keepdims=True)
 
-    def covariance(self, v: Float[Array, "*samples *batch D C"]) -> Float[Array, "*samples *batch D C"]:
+    def covariance(self, v: Float[Array, "*leading D C"]) -> Float[Array, "*leading D C"]:
         """M v = mu (v - <mu, v>) for each variable."""
         mean = self.mean
         return mean * (v - self.xp.sum(mean * v, axis=-1, keepdims=True))
 
-    def log_prob(self, x: Float[Array, "*samples *batch D C"]) -> Float[Array, "*samples *batch"]:
+    def log_prob(self, x: Float[Array, "*leading D C"]) -> Float[Array, "*leading"]:
         """sum_ic x_ic log mu_ic."""
         self.check_samples(x)
         return self.dot(x, self.log_mean)
@@ -251,7 +251,7 @@ class Categorical(Distribution):
         assert isinstance(other, Categorical)
         return self.dot(self.mean, self.log_mean - other.log_mean)
 
-    def sample(self, noise: Float[Array, "*samples *batch D"]) -> Float[Array, "*samples *batch D C"]:
+    def sample(self, noise: Float[Array, "*leading D"]) -> Float[Array, "*leading D C"]:
         """The category in whose interval of the cumulative probabilities the noise falls, one-hot."""
         self._check_trailing("noise", noise, self.noise_shape)
         cumulative = self.xp.cumulative_sum(self.xp.astype(self.mean, noise.dtype), axis=-1)

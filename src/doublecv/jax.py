@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
     """
 
     value: Float[Array, "*batch"]
-    gradient: Float[Array, "*batch *event"]
+    gradient: Float[Array, "*logits"]
     coefficient_gradient: Any
     evaluation: Evaluation
 
@@ -125,8 +125,8 @@ def estimate(
 
 
 def evaluate(
-    f: Function, x: Float[Array, "K *batch *event"], differentiate: bool = True
-) -> tuple[Float[Array, "K *batch"], Float[Array, "K *batch *event"] | None]:
+    f: Function, x: Float[Array, "K *logits"], differentiate: bool = True
+) -> tuple[Float[Array, "K *batch"], Float[Array, "K *logits"] | None]:
     """f at the points x, and its gradient in x where that is wanted."""
     if not differentiate:
         return f(x), None

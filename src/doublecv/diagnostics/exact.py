@@ -23,11 +23,11 @@ LARGEST_ENUMERATION = 2**20
 class Moments(NamedTuple):
     """The exact mean and variance of an estimator, for every logit."""
 
-    mean: Float[Array, "*batch *event"]
-    variance: Float[Array, "*batch *event"]
+    mean: Float[Array, "*logits"]
+    variance: Float[Array, "*logits"]
 
 
-def exact_gradient(f: Callable[[Array], Array], q: Distribution) -> Float[Array, "*batch *event"]:
+def exact_gradient(f: Callable[[Array], Array], q: Distribution) -> Float[Array, "*logits"]:
     """d/dlogits E_q f = sum_x q(x) f(x) s(x), by enumeration of every x. f is not differentiated."""
     points, probabilities = support(q)
     return q.xp.sum(q.weigh(probabilities * f(points), q.score(points)), axis=0)
@@ -64,11 +64,11 @@ class Outcomes:
     evaluation: Evaluation
     probabilities: Float[Array, "outcomes *batch"]
 
-    def estimates(self, coefficients: Mapping[str, Any]) -> Float[Array, "outcomes *batch *event"]:
+    def estimates(self, coefficients: Mapping[str, Any]) -> Float[Array, "outcomes *logits"]:
         """The estimate that each outcome gives."""
         return self.estimator.gradient(self.q, self.evaluation, coefficients)
 
-    def expectation(self, values: Float[Array, "outcomes *batch *event"]) -> Float[Array, "*batch *event"]:
+    def expectation(self, values: Float[Array, "outcomes *logits"]) -> Float[Array, "*logits"]:
         """The mean of a function of the outcome."""
         return self.q.xp.sum(self.q.weigh(self.probabilities, values), axis=0)
 
@@ -115,7 +115,7 @@ def enumerate_outcomes(
     )
 
 
-def support(q: Distribution) -> tuple[Float[Array, "points *batch *event"], Float[Array, "points *batch"]]:
+def support(q: Distribution) -> tuple[Float[Array, "points *logits"], Float[Array, "points *batch"]]:
     """Every value of x, and its probability."""
     values, variables = q.variable_values(), q.event_shape[0]
     count = values.shape[0] ** variables

@@ -97,7 +97,7 @@ class Estimator(ABC):
         f: Callable[[Array], Array],
         q: Distribution,
         noise: Float[Array, "..."],
-        x: Float[Array, "K *batch *event"],
+        x: Float[Array, "K *logits"],
         coefficients: Mapping[str, Any],
     ) -> Float[Array, "relaxed *batch"]:
         """The control variate at the relaxed points, which the front-end differentiates in q's logits.
@@ -112,7 +112,7 @@ class Estimator(ABC):
         return self.coupling.noise_shape(q, self.samples)
 
     @final
-    def draw(self, q: Distribution, noise: Float[Array, "..."]) -> Float[Array, "K *batch *event"]:
+    def draw(self, q: Distribution, noise: Float[Array, "..."]) -> Float[Array, "K *logits"]:
         """K samples of q, coupled as the estimator wants them."""
         self.check_family(q)
         wanted = self.noise_shape(q)
@@ -125,7 +125,7 @@ class Estimator(ABC):
     @final
     def gradient(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """The estimate of d/dlogits E_q f, shaped like the logits."""
         self.check_family(q)
         self.check_coefficients(coefficients)
@@ -135,7 +135,7 @@ class Estimator(ABC):
     @abstractmethod
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """The estimator's equation; `gradient` calls it once the arguments are checked."""
 
     @final

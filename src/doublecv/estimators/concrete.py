@@ -29,7 +29,7 @@ class Concrete(Coupling):
         """For z and for z~ one number a sample, variable and category."""
         return (2, samples, *q.batch_shape, *q.event_shape)
 
-    def draw(self, q: Distribution, noise: Float[Array, "2 K *batch *event"]) -> Float[Array, "K *batch *event"]:
+    def draw(self, q: Distribution, noise: Float[Array, "2 K *logits"]) -> Float[Array, "K *logits"]:
         """x = [u < mu], which is [z > 0], for Bernoulli; the one-hot vector of the largest z for Categorical."""
         if isinstance(q, Bernoulli):
             return q.sample(_inside(noise[0]))
@@ -42,14 +42,14 @@ class Concrete(Coupling):
         return Independent().joint(q, samples)
 
 
-def relaxed_sample(q: Distribution, noise: Float[Array, "K *batch *event"]) -> Float[Array, "K *batch *event"]:
+def relaxed_sample(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "K *logits"]:
     """z = location + g: logits - logit(u) for Bernoulli, log mu - log(-log u) for Categorical."""
     return _location(q, noise) + _standard(q, noise)
 
 
 def conditional_sample(
-    q: Distribution, noise: Float[Array, "K *batch *event"], x: Float[Array, "K *batch *event"]
-) -> Float[Array, "K *batch *event"]:
+    q: Distribution, noise: Float[Array, "K *logits"], x: Float[Array, "K *logits"]
+) -> Float[Array, "K *logits"]:
     """z~, distributed as z is given the hard sample x, and differentiable in the logits with x held.
 
     Bernoulli, with t = 2x - 1 and g = -logit(v):  z~ = t softplus(softplus(t logits) + t g). For x = 1 this is
@@ -68,9 +68,7 @@ def conditional_sample(
     return largest - (1 - x) * softplus(largest - standard - location)
 
 
-def relax(
-    q: Distribution, z: Float[Array, "*shape *event"], coefficients: Mapping[str, Any]
-) -> Float[Array, "*shape *event"]:
+def relax(q: Distribution, z: Float[Array, "*points"], coefficients: Mapping[str, Any]) -> Float[Array, "*points"]:
     """The point inside: sigmoid(z / temperature) or softmax(z / temperature), in the type of the logits."""
     log_temperature = coefficients["log_temperature"]
     # Python's exp for Python's numbers: they take on the type of the arrays that they meet, in all three libraries.
@@ -86,14 +84,14 @@ def softplus(a: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return xp.where(positive, a, xp.zeros_like(a)) + xp.log1p(xp.exp(xp.where(positive, -a, a)))
 
 
-def _location(q: Distribution, noise: Float[Array, "K *batch *event"]) -> Float[Array, "*batch *event"]:
+def _location(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "*logits"]:
     """The logits, or the log probabilities, with room for a division by the square of a temperature."""
     largest = float(q.xp.finfo(noise.dtype).max) ** 0.25
     finite = type(q)(logits=q.xp.clip(q.xp.astype(q.logits, noise.dtype), -largest, largest))
     return finite.log_mean if isinstance(finite, Categorical) else finite.logits
 
 
-def _standard(q: Distribution, noise: Float[Array, "K *batch *event"]) -> Float[Array, "K *batch *event"]:
+def _standard(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "K *logits"]:
     """Logistic noise -logit(u), or Gumbel noise -log(-log u)."""
     u = _inside(noise)
     if isinstance(q, Bernoulli):

@@ -38,7 +38,7 @@ class Coupling(ABC):
         """The shape of the uniform noise that `draw` takes for K samples."""
 
     @abstractmethod
-    def draw(self, q: Distribution, noise: Float[Array, "..."]) -> Float[Array, "K *batch *event"]:
+    def draw(self, q: Distribution, noise: Float[Array, "..."]) -> Float[Array, "K *logits"]:
         """K samples of q from uniform noise on [0, 1)."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Independent(Coupling):
         """One number a sample and variable."""
         return (samples, *q.noise_shape)
 
-    def draw(self, q: Distribution, noise: Float[Array, "K *batch D"]) -> Float[Array, "K *batch *event"]:
+    def draw(self, q: Distribution, noise: Float[Array, "K *batch D"]) -> Float[Array, "K *logits"]:
         """x_k ~ q."""
         return q.sample(noise)
 

@@ -72,7 +72,7 @@ class DoubleCV(Estimator):
 
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """1/K sum_k (f_k - loo(f)_k) s_k + alpha h, with h = 1/K sum_k (b_k - loo(b)_k) s_k - M d.
 
         The coefficient comes last, so that the derivative in it costs no more than h.
@@ -83,7 +83,7 @@ class DoubleCV(Estimator):
         else:
             b, d = q.dot(leave_one_out(evaluation.df), score), q.xp.mean(evaluation.df, axis=0)
 
-        def average(weight: Float[Array, "K *batch"]) -> Float[Array, "*batch *event"]:
+        def average(weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
             return q.xp.mean(q.weigh(weight, score), axis=0)
 
         rloo = average(f - leave_one_out(f))

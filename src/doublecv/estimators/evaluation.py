@@ -25,13 +25,13 @@ class Evaluation:
         dcontrol: the gradient of `control` in the logits.
     """
 
-    x: Float[Array, "K *batch *event"]
+    x: Float[Array, "K *logits"]
     f: Float[Array, "K *batch"]
-    df: Float[Array, "K *batch *event"] | None = None
+    df: Float[Array, "K *logits"] | None = None
     f_mean: Float[Array, "*batch"] | None = None
-    df_mean: Float[Array, "*batch *event"] | None = None
+    df_mean: Float[Array, "*logits"] | None = None
     control: Float[Array, "relaxed *batch"] | None = None
-    dcontrol: Float[Array, "relaxed *batch *event"] | None = None
+    dcontrol: Float[Array, "relaxed *logits"] | None = None
 
     fields: ClassVar[tuple[str, ...]] = ("x", "f", "df", "f_mean", "df_mean", "control", "dcontrol")
 

@@ -40,7 +40,7 @@ class MuProp(Estimator):
 
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """1/K sum_k (f_k - f(mu) - grad f(mu)^T (x_k - mu)) s_k + M grad f(mu)."""
         expansion = evaluation.f_mean + q.dot(evaluation.df_mean, evaluation.x - q.mean)
         return score_gradient(q, evaluation.x, evaluation.f - expansion) + q.covariance(evaluation.df_mean)

@@ -22,7 +22,7 @@ START = {"log_temperature": log(0.1), "scale": 1.0}
 """The start of the coefficients: temperature 0.1, scale 1."""
 
 
-def relaxed_gradient(q: Distribution, evaluation: Evaluation) -> Float[Array, "*batch *event"]:
+def relaxed_gradient(q: Distribution, evaluation: Evaluation) -> Float[Array, "*logits"]:
     """1/K sum_k (f(x_k) - c(z~_k)) s(x_k) + d/dlogits c(z_k) - d/dlogits c(z~_k)."""
     samples = evaluation.x.shape[0]
     assert evaluation.control is not None
@@ -32,8 +32,8 @@ def relaxed_gradient(q: Distribution, evaluation: Evaluation) -> Float[Array, "*
 
 
 def relaxed_points(
-    q: Distribution, noise: Float[Array, "2 K *batch *event"], x: Float[Array, "K *batch *event"]
-) -> Float[Array, "2K *batch *event"]:
+    q: Distribution, noise: Float[Array, "2 K *logits"], x: Float[Array, "K *logits"]
+) -> Float[Array, "2*K *logits"]:
     """z_1, ..., z_K, then z~_1, ..., z~_K, each from the logits of its own that q has."""
     samples = x.shape[0]
     z = relaxed_sample(type(q)(logits=q.logits[:samples]), noise[0])
@@ -87,15 +87,15 @@ class Rebar(Estimator):
         self,
         f: Callable[[Array], Array],
         q: Distribution,
-        noise: Float[Array, "2 K *batch *event"],
-        x: Float[Array, "K *batch *event"],
+        noise: Float[Array, "2 K *logits"],
+        x: Float[Array, "K *logits"],
         coefficients: Mapping[str, Any],
-    ) -> Float[Array, "2K *batch"]:
+    ) -> Float[Array, "2*K *batch"]:
         """c at z and z~."""
         return coefficients["scale"] * f(relax(q, relaxed_points(q, noise, x), coefficients))
 
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """1/K sum_k (f_k - c(z~_k)) s_k + d/dlogits c(z_k) - d/dlogits c(z~_k)."""
         return relaxed_gradient(q, evaluation)

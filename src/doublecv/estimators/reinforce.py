@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def score_gradient(
-    q: Distribution, x: Float[Array, "K *batch *event"], weight: Float[Array, "K *batch"]
-) -> Float[Array, "*batch *event"]:
+    q: Distribution, x: Float[Array, "K *logits"], weight: Float[Array, "K *batch"]
+) -> Float[Array, "*logits"]:
     """1/K sum_k weight_k s(x_k)."""
     return q.xp.mean(q.weigh(weight, q.score(x)), axis=0)
 
@@ -49,6 +49,6 @@ class Reinforce(Estimator):
 
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """1/K sum_k (f_k - c) s_k."""
         return score_gradient(q, evaluation.x, evaluation.f - coefficients.get("baseline", 0.0))

@@ -86,10 +86,10 @@ class Relax(Estimator):
         self,
         f: Callable[[Array], Array],
         q: Distribution,
-        noise: Float[Array, "2 K *batch *event"],
-        x: Float[Array, "K *batch *event"],
+        noise: Float[Array, "2 K *logits"],
+        x: Float[Array, "K *logits"],
         coefficients: Mapping[str, Any],
-    ) -> Float[Array, "2K *batch"]:
+    ) -> Float[Array, "2*K *batch"]:
         """c at z and z~."""
         z = relaxed_points(q, noise, x)
         values = f(relax(q, z, coefficients))
@@ -104,7 +104,7 @@ class Relax(Estimator):
 
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """1/K sum_k (f_k - c(z~_k)) s_k + d/dlogits c(z_k) - d/dlogits c(z~_k)."""
         return relaxed_gradient(q, evaluation)
 

@@ -38,6 +38,6 @@ class RLOO(Estimator):
 
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """1/K sum_k (f_k - loo(f)_k) s_k."""
         return score_gradient(q, evaluation.x, evaluation.f - leave_one_out(evaluation.f))

@@ -40,7 +40,7 @@ class RStar(Estimator):
 
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch *event"]:
+    ) -> Float[Array, "*logits"]:
         """1/K sum_k (f_k - E f) s_k."""
         if self.expected_f is None:
             raise ValueError(

@@ -36,7 +36,7 @@ def elbo(model: VAE, y: Float[Array, "*batch pixels"], q: Distribution, kl: str)
     return Objective(lambda x: log_weight(model, y, q.detach(), x), 0.0)
 
 
-def log_weight(model: VAE, y: Any, q: Distribution, x: Float[Array, "K *batch *event"]) -> Float[Array, "K *batch"]:
+def log_weight(model: VAE, y: Any, q: Distribution, x: Float[Array, "K *logits"]) -> Float[Array, "K *batch"]:
     """log p(y | x) + log p(x) - log q(x | y)."""
     weight: Array = model.log_likelihood(y, x) - q.log_prob(x) + log_prior(q)
     return weight

@@ -48,7 +48,7 @@ class RelaxNetwork(eqx.Module):
         self.output_bias = jnp.zeros(())
 
     def __call__(
-        self, y: Float[Array, "*batch inputs"], z: Float[Array, "points *batch *event"]
+        self, y: Float[Array, "*batch inputs"], z: Float[Array, "points *logits"]
     ) -> Float[Array, "points *batch"]:
         """r at every point z of every batch element."""
         flat_z = z.reshape(*z.shape[: y.ndim], -1)

@@ -58,10 +58,12 @@ class Network(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
         """The network at every x."""
+        # One axis of points: the compiler would transpose what a weight's gradient sums over two axes.
+        points = x.reshape(-1, x.shape[-1])
         *hidden, last = self.layers
         for layer in hidden:
-            x = jax.nn.leaky_relu(layer(x), NEGATIVE_SLOPE)
-        return last(x)
+            points = jax.nn.leaky_relu(layer(points), NEGATIVE_SLOPE)
+        return last(points).reshape(*x.shape[:-1], -1)
 
 
 class VAE(eqx.Module):
@@ -94,12 +96,12 @@ class VAE(eqx.Module):
             return Bernoulli(logits=logits)
         return Categorical(logits=logits.reshape(*logits.shape[:-1], -1, self.categories))
 
-    def decode(self, x: Float[Array, "*samples *event"]) -> Float[Array, "*samples pixels"]:
+    def decode(self, x: Float[Array, "*points"]) -> Float[Array, "*samples pixels"]:
         """The pixels' logits or means, from binary or from one-hot latents."""
         return self.decoder(x if self.categories is None else x.reshape(*x.shape[:-2], -1))
 
     def log_likelihood(
-        self, y: Float[Array, "*batch pixels"], x: Float[Array, "K *batch *event"]
+        self, y: Float[Array, "*batch pixels"], x: Float[Array, "K *logits"]
     ) -> Float[Array, "K *batch"]:
         """log p(y | x)."""
         if self.raw_variance is None:

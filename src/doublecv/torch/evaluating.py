@@ -45,7 +45,7 @@ def formulas(q: Distribution) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def draw(q: Distribution, noise: Tensor, estimator: Estimator) -> Float[Tensor, "K *batch *event"]:
+def draw(q: Distribution, noise: Tensor, estimator: Estimator) -> Float[Tensor, "K *logits"]:
     """The estimator's samples."""
     with torch.no_grad(), formulas(q):
         samples: Tensor = estimator.draw(q, noise)
@@ -60,8 +60,8 @@ def checked_values(values: Any, estimator: Estimator, q: Distribution) -> Float[
 
 
 def evaluate(
-    f: Function, x: Float[Tensor, "K *batch *event"]
-) -> tuple[Float[Tensor, "K *batch"], Float[Tensor, "K *batch *event"]]:
+    f: Function, x: Float[Tensor, "K *logits"]
+) -> tuple[Float[Tensor, "K *batch"], Float[Tensor, "K *logits"]]:
     """f at the points x and its gradient in x; nothing else gets a gradient from it."""
     with torch.enable_grad():
         points = x.detach().requires_grad_()
@@ -73,7 +73,7 @@ def evaluate_side(
     f: Function,
     q: Distribution,
     noise: Tensor,
-    x: Float[Tensor, "K *batch *event"],
+    x: Float[Tensor, "K *logits"],
     estimator: Estimator,
     coefficients: Coefficients,
     learned: bool,

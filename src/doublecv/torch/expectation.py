@@ -122,7 +122,7 @@ class Estimate(NamedTuple):
     """
 
     value: Float[Tensor, "*batch"]
-    gradient: Float[Tensor, "*batch *event"]
+    gradient: Float[Tensor, "*logits"]
     coefficient_gradient: dict[str, Any]
     evaluation: Evaluation
 

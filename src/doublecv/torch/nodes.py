@@ -75,7 +75,7 @@ class Rule:
 
 def sample(
     rule: Rule, side: Side, held: list[Tensor], logits: Tensor, samples: Tensor, leaves: list[Tensor]
-) -> tuple[Float[Tensor, "K *batch *event"], Float[Tensor, "*batch"]]:
+) -> tuple[Float[Tensor, "K *logits"], Float[Tensor, "*batch"]]:
     """The first node: the samples, and the channel through which the backward pass of `mean` answers.
 
     Args:
