@@ -175,7 +175,7 @@ def _side(
         control, control_pullback = jax.vjp(
             lambda c: _relaxed(f, q, noise, x, estimator, c), jax.lax.stop_gradient(coefficients)
         )
-    # f closes over the model's parameters: without this they would get a gradient from here too.
+    # f closes over the model's parameters, to which no gradient may come from here.
     return jax.lax.stop_gradient(_Side(at_mean, control, control_pullback))
 
 
