@@ -49,7 +49,7 @@ def test_nothing_there(nothing_here, capsys):
 
 
 def test_broken_and_incomplete_sets_are_told_apart(nothing_here, capsys):
-    root = nothing_here / "data [1]"
+    root = nothing_here / "data [red]"
     for name in ("mnist", "fashion-mnist", "omniglot"):
         (root / name).mkdir(parents=True)
     (root / "mnist" / TRAIN_NAME).write_bytes(b"cut")

@@ -37,6 +37,7 @@ def test_without_folder_variable_or_package_the_cache_is_left(places, monkeypatc
     for root in places.values():
         small.write(root)
     monkeypatch.setenv("DOUBLECV_DATA", "")
+    monkeypatch.chdir(places["named"])
     assert find(small.set, None, places["cache"]).paths[0].parent == places["cache"] / "small"
 
 
