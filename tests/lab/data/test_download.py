@@ -167,6 +167,20 @@ def test_every_failure_is_told(server, tmp_path):
     assert files_below(tmp_path) == []
 
 
+@pytest.mark.parametrize("length_given", [True, False])
+def test_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch, length_given):
+    monkeypatch.setattr("doublecv.lab.data.download.SECONDS_WITHOUT_A_BYTE", 0.3)
+    rest = threading.Event()
+    server.answers["silent"] = Answer(CONTENT, wait=rest, length_given=length_given)
+    server.answers["second"] = Answer(CONTENT)
+    with pytest.raises(DownloadError, match="before the connection broke" if length_given else "timed out"):
+        download(published(server, "silent"), tmp_path, SilentBar)
+    assert files_below(tmp_path) == []
+    path = download(published(server, "silent", "second"), tmp_path, SilentBar)
+    rest.set()
+    assert path.read_bytes() == CONTENT
+
+
 def test_older_file_is_kept_until_the_new_one_is_whole(server, tmp_path):
     (tmp_path / "numbers").write_bytes(b"older")
     server.answers["numbers"] = BROKEN["cut"][0]
