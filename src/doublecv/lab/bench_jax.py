@@ -1,0 +1,108 @@
+"""The workloads of the benchmark in JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import log, sqrt
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax  # type: ignore[import-untyped]
+
+from doublecv.distributions import Bernoulli
+from doublecv.estimators import Estimator, Relax
+from doublecv.jax import expect
+from doublecv.lab import bench_problem as problem
+from doublecv.lab.bench_problem import Workloads
+from doublecv.lab.relax_network import RelaxNetwork, relax_with_input
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+
+def workloads() -> Workloads:
+    """The gradient of the expectation alone, and a whole training step."""
+    return {"gradient": gradient, "step": step}
+
+
+def gradient(estimator: Estimator) -> Callable[[], None]:
+    """The gradient in the decoder's parameters, the logits and the coefficients."""
+    y = jnp.asarray(problem.images())
+    estimator = _complete(estimator, y)
+    decoder = _layers(problem.GRADIENT_DECODER, jax.random.key(0))
+
+    @jax.jit
+    def gradients(decoder: Any, logits: Any, coefficients: Any, key: Any) -> Any:
+        def loss(decoder: Any, logits: Any, coefficients: Any) -> Any:
+            q = Bernoulli(logits=logits)
+            return expect(lambda x: -_log_likelihood(decoder, x, y), q, estimator, coefficients, key).mean()
+
+        return jax.grad(loss, argnums=(0, 1, 2))(decoder, logits, coefficients)
+
+    arguments = decoder, jnp.asarray(problem.logits()), _coefficients(estimator), jax.random.key(1)
+    return lambda: jax.block_until_ready(gradients(*arguments))  # type: ignore[no-untyped-call]
+
+
+def step(estimator: Estimator) -> Callable[[], None]:
+    """Encoder, decoder and coefficients, one step of Adam."""
+    y = jnp.asarray(problem.images())
+    estimator = _complete(estimator, y)
+    encoder_key, decoder_key = jax.random.split(jax.random.key(0))
+    optimiser = optax.adam(problem.LEARNING_RATE)
+    parameters = (
+        _layers(problem.STEP_ENCODER, encoder_key),
+        _layers(problem.STEP_DECODER, decoder_key),
+        _coefficients(estimator),
+    )
+
+    def loss(parameters: Any, key: Any) -> Any:
+        encoder, decoder, coefficients = parameters
+        q = Bernoulli(logits=_apply(encoder, y))
+
+        def negative_elbo(x: Any) -> Any:
+            return q.detach().log_prob(x) + problem.LATENTS * log(2) - _log_likelihood(decoder, x, y)
+
+        return expect(negative_elbo, q, estimator, coefficients, key).mean()
+
+    @jax.jit
+    def update(parameters: Any, state: Any, key: Any) -> Any:
+        changes, state = optimiser.update(jax.grad(loss)(parameters, key), state)
+        return optax.apply_updates(parameters, changes), state
+
+    arguments = parameters, optimiser.init(parameters), jax.random.key(1)
+    return lambda: jax.block_until_ready(update(*arguments))  # type: ignore[no-untyped-call]
+
+
+def _complete(estimator: Estimator, y: Float[Array, "batch pixels"]) -> Estimator:
+    if not isinstance(estimator, Relax):
+        return estimator
+    network = RelaxNetwork(problem.PIXELS, problem.LATENTS, jax.random.key(2))
+    return relax_with_input(network, y, estimator.samples)
+
+
+def _coefficients(estimator: Estimator) -> Any:
+    return jax.tree.map(lambda start: jnp.asarray(start, jnp.float32), estimator.coefficients())
+
+
+def _layers(sizes: tuple[int, ...], key: Any) -> list[tuple[Any, Any]]:
+    """Glorot uniform weights and zero biases."""
+
+    def layer(inputs: int, outputs: int, key: Any) -> tuple[Any, Any]:
+        limit = sqrt(6 / (inputs + outputs))
+        return jax.random.uniform(key, (inputs, outputs), minval=-limit, maxval=limit), jnp.zeros(outputs)
+
+    keys = jax.random.split(key, len(sizes) - 1)
+    return [layer(*shape, key) for shape, key in zip(pairwise(sizes), keys, strict=True)]
+
+
+def _apply(layers: list[tuple[Any, Any]], x: Any) -> Any:
+    for weights, bias in layers[:-1]:
+        x = jax.nn.leaky_relu(x @ weights + bias, problem.NEGATIVE_SLOPE)
+    weights, bias = layers[-1]
+    return x @ weights + bias
+
+
+def _log_likelihood(decoder: list[tuple[Any, Any]], x: Any, y: Float[Array, "batch pixels"]) -> Any:
+    return Bernoulli(logits=_apply(decoder, x)).log_prob(jnp.broadcast_to(y, (*x.shape[:-1], problem.PIXELS)))

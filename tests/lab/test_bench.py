@@ -1,0 +1,110 @@
+"""The benchmark: how times are taken, and what is printed and written."""
+
+import json
+
+import pytest
+
+from doublecv import estimators
+from doublecv.lab import bench_timing
+from doublecv.lab.bench import NOT_TIMED, BenchSettings, _chosen, main, measure
+from doublecv.lab.bench_timing import WARM_UP, Timing, time_interleaved
+from doublecv.lab.errors import InputError
+
+
+class Clock:
+    """A clock that stands still but for what the calls take."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        self.log = []
+        monkeypatch.setattr(bench_timing, "perf_counter", lambda: self.now)
+
+    def call(self, name, durations):
+        remaining = iter(durations)
+
+        def call():
+            self.log.append(name)
+            self.now += next(remaining)
+
+        return call
+
+
+def test_calls_in_turn_and_the_fastest_of_a_round(monkeypatch):
+    clock = Clock(monkeypatch)
+    warm = [9.0] * WARM_UP
+    calls = {
+        "a": clock.call("a", [*warm, 0.003, 0.001, 0.002, 0.004]),
+        "b": clock.call("b", [*warm, 0.002, 0.006, 0.008, 0.008]),
+    }
+    timings = time_interleaved(calls, rounds=2, repeats=2)
+    assert clock.log[2 * WARM_UP :] == ["a", "b"] * 4
+    assert timings["a"].milliseconds == pytest.approx((1.0, 2.0))
+    assert timings["b"].milliseconds == pytest.approx((2.0, 8.0))
+    assert timings["b"].median == pytest.approx(5.0)
+    assert timings["b"].relative_to(timings["a"]) == pytest.approx(3.0)
+
+
+def test_the_ratio_is_that_of_the_same_round():
+    """A machine that slows down between the rounds does not change it."""
+    rloo, other = Timing((1.0, 10.0, 100.0)), Timing((1.1, 11.0, 110.0))
+    assert other.relative_to(rloo) == pytest.approx(1.1)
+
+
+def test_rows_are_relative_to_rloo(monkeypatch):
+    clock = Clock(monkeypatch)
+
+    def workload(estimator):
+        seconds = estimator.samples * (0.003 if estimator.name == "double-cv" else 0.002)
+        return clock.call(estimator.name, [seconds] * 1000)
+
+    settings = BenchSettings(estimators=("double-cv",), rounds=3, calls=2)
+    rows = measure(settings, {"gradient": workload})
+    assert [(row.estimator, row.samples) for row in rows] == [
+        ("rloo", 2),
+        ("double-cv", 2),
+        ("rloo", 4),
+        ("double-cv", 4),
+    ]
+    assert [row.ratio for row in rows] == pytest.approx([1.0, 1.5, 1.0, 1.5])
+    assert [row.milliseconds for row in rows] == pytest.approx([4.0, 6.0, 8.0, 12.0])
+
+
+def test_every_registered_estimator_is_timed():
+    assert set(_chosen((), 2)) == set(estimators.names()) - NOT_TIMED
+    assert next(iter(_chosen((), 2))) == "rloo"
+    assert "disarm" not in _chosen((), 3), "it takes an even number of samples"
+    with pytest.raises(InputError, match="samples do not fit the estimator 'disarm'"):
+        _chosen(("disarm",), 3)
+
+
+@pytest.mark.parametrize(
+    ("torch", "evaluations"),
+    [(False, {"rloo": 2, "double-cv": 2}), (True, {"rloo": 2, "double-cv": 2, "muprop": 3, "relax": 6})],
+    ids=["jax", "torch"],
+)
+def test_short_run(torch, evaluations, tmp_path, capsys):
+    out = tmp_path / "results" / "bench.json"
+    main(BenchSettings(torch, tuple(evaluations), samples=(2,), rounds=1, calls=1, threads=1, out=out))
+    printed = capsys.readouterr().out
+    assert ("PyTorch" if torch else "JAX") in printed
+    document = json.loads(out.read_text())
+    assert [(row["workload"], row["estimator"], row["evaluations"]) for row in document["rows"]] == [
+        (workload, *pair) for workload in ("gradient", "step") for pair in evaluations.items()
+    ]
+    assert all(row["milliseconds"] > 0 and len(row["rounds"]) == 1 for row in document["rows"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (BenchSettings(rounds=0), "rounds must be at least 1, got 0"),
+        (BenchSettings(calls=0), "calls must be at least 1, got 0"),
+        (BenchSettings(threads=0), "threads must be at least 1, got 0"),
+        (BenchSettings(samples=()), "samples must be one number at least"),
+        (BenchSettings(estimators=("gumbel",)), "estimators must be among .*; got 'gumbel'"),
+        (BenchSettings(estimators=("r-star",)), "needs the exact mean of f"),
+    ],
+)
+def test_settings_that_cannot_work(settings, message):
+    with pytest.raises(InputError, match=message):
+        main(settings)
