@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from statistics import median
 from time import perf_counter
 
@@ -30,8 +31,10 @@ class Timing:
 def time_interleaved(calls: Mapping[str, Callable[[], None]], rounds: int, repeats: int) -> dict[str, Timing]:
     """The time of each call: in a round every one is made `repeats` times, in turn, and its fastest time counts.
 
-    What else the machine does then falls on all of them alike, and least on the fastest.
+    What else the machine does then falls on all of them alike, and least on the fastest. The order is drawn anew for
+    every turn, for a call is slower where the one before it has emptied the caches.
     """
+    order, shuffle = list(calls.items()), Random(0).shuffle
     for call in calls.values():
         for _ in range(WARM_UP):
             call()
@@ -39,7 +42,8 @@ def time_interleaved(calls: Mapping[str, Callable[[], None]], rounds: int, repea
     for _ in range(rounds):
         of_repeats: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(repeats):
-            for name, call in calls.items():
+            shuffle(order)
+            for name, call in order:
                 start = perf_counter()
                 call()
                 of_repeats[name].append(1000 * (perf_counter() - start))
