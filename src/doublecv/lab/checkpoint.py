@@ -58,12 +58,13 @@ def save(folder: Path, state: Any, step: int, metrics_bytes: int, identity: Mapp
 
     Args:
         folder: the run's folder.
-        state: a tree of JAX arrays and keys.
+        state: a tree of JAX arrays.
         step: the number of the next step.
         metrics_bytes: the length of the metrics that belong to the state.
         identity: what was run, as JSON; only a run of the same goes on from here.
     """
-    tensors = format_tensors({name: np.asarray(leaf) for name, leaf in _named_arrays(state).items()})
+    arrays = map(np.asarray, jax.tree.leaves(state))
+    tensors = format_tensors(dict(zip(_names(state), arrays, strict=True)))
     description = {
         "step": step,
         "metrics_bytes": metrics_bytes,
@@ -149,20 +150,11 @@ def _restore(like: Any, tensors: Mapping[str, np.ndarray]) -> Any:
     restored = []
     for name, leaf in zip(_names(like), leaves, strict=True):
         array = tensors.get(name)
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        wanted = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
-        if array is None or array.shape != wanted.shape or array.dtype != wanted.dtype:
-            raise Damaged(f"{name} must be {wanted.dtype}{list(wanted.shape)}, and is not")
-        restored.append(jax.random.wrap_key_data(jnp.asarray(array)) if is_key else jnp.array(array))
+        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
+            raise Damaged(f"{name} must be {leaf.dtype}{list(leaf.shape)}, and is not")
+        # A copy that JAX owns: the state is donated.
+        restored.append(jnp.array(array, copy=True))
     return jax.tree.unflatten(structure, restored)
-
-
-def _named_arrays(state: Any) -> dict[str, Any]:
-    leaves = [
-        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        for leaf in jax.tree.leaves(state)
-    ]
-    return dict(zip(_names(state), leaves, strict=True))
 
 
 def _names(tree: Any) -> list[str]:

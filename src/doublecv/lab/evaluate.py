@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,9 +38,17 @@ class Bounds(NamedTuple):
 
 
 def bounds(
-    settings: TrainSettings, model: VAE, images: UInt8[np.ndarray, "images pixels"], key: PRNGKeyArray, samples: int
+    settings: TrainSettings,
+    model: VAE,
+    images: UInt8[np.ndarray, "images pixels"],
+    key: PRNGKeyArray,
+    samples: int,
+    between_blocks: Callable[[], None] = lambda: None,
 ) -> Bounds:
-    """Both bounds, with `samples` independent samples an image; binarised data are drawn once for each image."""
+    """Both bounds, with `samples` independent samples an image; binarised data are drawn once for each image.
+
+    `between_blocks` may raise, to stop early.
+    """
     group = max(1, POINTS // samples)
     block = group * max(1, BLOCK // group)
     sums = np.zeros(2)
@@ -47,6 +56,7 @@ def bounds(
         part = images[start : start + block]
         padded = np.concatenate([part, np.zeros((block - len(part), part.shape[1]), part.dtype)])
         values = _block(_evaluated(settings), samples, group, model, padded, jax.random.fold_in(key, number))
+        between_blocks()
         sums += np.asarray(values, dtype=float)[:, : len(part)].sum(axis=1)
     return Bounds(*(sums / len(images)).tolist())
 

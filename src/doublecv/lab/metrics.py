@@ -38,12 +38,16 @@ class Metrics:
             return
         path = folder / FILE
         self._file = path.open("r+b" if path.exists() else "w+b")
-        _lock(self._file, folder)
-        content = self._file.read(length)
-        if len(content) < length:
-            raise InputError(f"{path} has {len(content)} bytes, and the checkpoint says {length}: it was cut off")
-        self.records = [json.loads(line) for line in content.splitlines()]
-        self._file.truncate(length)
+        try:
+            _lock(self._file, folder)
+            content = self._file.read(length)
+            if len(content) < length:
+                raise InputError(f"{path} has {len(content)} bytes, and the checkpoint says {length}: it was cut off")
+            self.records = [json.loads(line) for line in content.splitlines()]
+            self._file.truncate(length)
+        except BaseException:
+            self._file.close()
+            raise
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records."""

@@ -77,7 +77,10 @@ def run_with_progress(plan: Plan, folder: Path | None) -> tuple[TrainResult, ...
     """`train.run` with a progress bar on standard error; Ctrl-C ends the chunk, saves and stops."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar, interruption() as asked:
+    with (
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        interruption() as asked,
+    ):
         task = bar.add_task("compiling", total=plan.settings.steps)
 
         def progress(seed: int, step: int, record: Mapping[str, Any], speed: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ class Plan:
 
 def write(folder: Path, plan: Plan) -> None:
     """Claim a new or empty folder for the plan."""
-    (folder / f".{FILE}-partial").unlink(missing_ok=True)
+    with suppress(NotADirectoryError):
+        (folder / f".{FILE}-partial").unlink(missing_ok=True)
     run_folder.claim(folder, settings_as_json(plan.settings))
     described = asdict(plan) | {"settings": settings_as_json(plan.settings)}
     write_atomically(folder / FILE, (json.dumps(described, indent=2) + "\n").encode())

@@ -27,12 +27,13 @@ from doublecv.lab.data import Dataset
 from doublecv.lab.errors import InputError
 from doublecv.lab.objective import elbo
 from doublecv.lab.optimisers import Adam, Moments
+from doublecv.lab.random_bits import GENERATOR
 from doublecv.lab.relax_network import RelaxNetwork, relax_with_input
 from doublecv.lab.train_settings import TrainSettings
 from doublecv.lab.vae import VAE
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
+    from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8, UInt32
 
 MODEL, NETWORK, ORDER, OBSERVE, DRAW = range(5)
 """What a random key is for; folded into the seed's key."""
@@ -48,7 +49,7 @@ class State(NamedTuple):
         coefficient_moments: Adam's averages of their gradient.
         tracker: the averages of the gradients' variance.
         order: the images in the order of this epoch.
-        key: the seed's key, which stays as it is.
+        key: the words of the seed's key, which stay as they are.
     """
 
     model: VAE
@@ -57,7 +58,7 @@ class State(NamedTuple):
     coefficient_moments: Moments
     tracker: variance_tracker.Tracker
     order: Int[Array, "images"]
-    key: PRNGKeyArray
+    key: UInt32[Array, "2"]
 
 
 class Report(NamedTuple):
@@ -121,7 +122,7 @@ def make_step(settings: TrainSettings, dataset: Dataset, seeds: Sequence[int] | 
 
 def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Array, ""] | int) -> State:
     """The state before step 0."""
-    key = jax.random.key(seed)
+    key = jax.random.key(seed, impl=GENERATOR)
     model = VAE(settings, pixels, jax.random.fold_in(key, MODEL))
     logits = model.encoder.layers[-1].bias.shape[0]
     coefficients = start_coefficients(settings, pixels, logits, jax.random.fold_in(key, NETWORK))
@@ -132,7 +133,7 @@ def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Arr
         _coefficient_optimiser(settings).start(coefficients),
         variance_tracker.start(model.encoder, logits),
         order_of_epoch(jax.random.fold_in(key, ORDER), 0, images),
-        key,
+        jax.random.key_data(key),
     )
 
 
@@ -196,10 +197,10 @@ def _step(
 ) -> tuple[State, Float[Array, ""], Any]:
     """One step: the state after it, the batch's ELBO, and whether all was finite."""
     batch, order = _next_batch(settings, state, images.shape[0], step)
-    y = observe(_key(state, OBSERVE, step), images[batch], settings.likelihood)
+    y = observe(key_of(state, OBSERVE, step), images[batch], settings.likelihood)
     shift = jnp.zeros((settings.batch, state.tracker.logits.shape[0]))
     loss, gradients = jax.value_and_grad(partial(_loss, settings), argnums=(0, 1, 2))(
-        state.model, state.coefficients, shift, y, _key(state, DRAW, step)
+        state.model, state.coefficients, shift, y, key_of(state, DRAW, step)
     )
     gradient, coefficient_gradient, logits_gradient = gradients
     model, moments = _model_optimiser(settings).update(state.model, gradient, state.moments, step)
@@ -209,7 +210,7 @@ def _step(
     tracker = variance_tracker.update(state.tracker, gradient.encoder, settings.batch * logits_gradient)
     # The gradient of a bias is the sum of all that reaches its layer, so the small leaves tell of the large ones.
     small = [leaf for leaf in jax.tree.leaves((gradient, coefficient_gradient)) if leaf.ndim < 2]
-    finite = jnp.isfinite(loss + sum(jnp.sum(leaf) for leaf in small))
+    finite = jnp.all(jnp.stack([jnp.isfinite(loss), *(jnp.all(jnp.isfinite(leaf)) for leaf in small)]))
     state = State(model, moments, coefficients, coefficient_moments, tracker, order, state.key)
     return state, -loss, finite
 
@@ -242,11 +243,16 @@ def _next_batch(
     epoch, place = step // steps_an_epoch, step % steps_an_epoch
     order = jax.lax.cond(
         place == 0,
-        lambda: order_of_epoch(jax.random.fold_in(state.key, ORDER), epoch, images),
+        lambda: order_of_epoch(key_of(state, ORDER), epoch, images),
         lambda: state.order,
     )
     return jax.lax.dynamic_slice(order, (place * settings.batch,), (settings.batch,)), order
 
 
-def _key(state: State, purpose: int, step: Int[Array, ""]) -> PRNGKeyArray:
-    return jax.random.fold_in(jax.random.fold_in(state.key, purpose), step)
+def key_of(state: State, *numbers: Int[Array, ""] | int) -> PRNGKeyArray:
+    """The key for a purpose, and for further numbers such as that of the step."""
+    key: Any = jax.random.wrap_key_data(state.key, impl=GENERATOR)
+    for number in numbers:
+        key = jax.random.fold_in(key, number)
+    folded: PRNGKeyArray = key
+    return folded

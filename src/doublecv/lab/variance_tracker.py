@@ -54,8 +54,10 @@ def encoder_variance(tracker: Tracker, encoder_square: Any, steps: Int[Array, ""
         lambda mean, square: square / weight - (mean / weight) ** 2, tracker.encoder, encoder_square
     )
     leaves = jax.tree.leaves(variances)
-    total: Array = jnp.sum(jnp.stack([jnp.sum(leaf) for leaf in leaves]))
-    return total / sum(leaf.size for leaf in leaves)
+    total = jnp.sum(jnp.stack([jnp.sum(leaf) for leaf in leaves]))
+    components = sum(leaf.size for leaf in leaves)
+    mean: Array = total / components
+    return mean
 
 
 def logits_variance(tracker: Tracker, steps: Int[Array, ""]) -> Float[Array, ""]:

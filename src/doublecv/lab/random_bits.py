@@ -1,0 +1,60 @@
+"""Random keys of the training program: Threefry-2x32 with all 64 bits of a block put to use.
+
+JAX's own Threefry hashes one counter for each number, in a loop over its rounds that passes through memory, and of a
+block's 64 bits it keeps as many as the number has. Here a block makes two numbers of 32 bits or four of 16, and the
+rounds are unrolled, so that they fuse with what uses the bits.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import define_prng_impl, threefry_prng_impl
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, UInt32
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+
+
+def threefry(
+    key: UInt32[Array, "2"], first: UInt32[Array, "*shape"], second: UInt32[Array, "*shape"]
+) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
+    """Threefry-2x32 with 20 rounds: two words from a key and two words of counter (Salmon et al., 2011)."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
+    first, second = first + schedule[0], second + schedule[1]
+    for group in range(5):
+        for distance in ROTATIONS[group % 2]:
+            first = first + second
+            second = first ^ ((second << distance) | (second >> (32 - distance)))
+        first = first + schedule[(group + 1) % 3]
+        second = second + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
+    return first, second
+
+
+def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
+    """Unsigned integers of 8, 16 or 32 bits; the words of a block are cut from the low bits up."""
+    size = prod(shape)
+    numbers_a_word = 32 // bit_width
+    blocks = -(-size // (2 * numbers_a_word))
+    counter = jax.lax.iota(jnp.uint32, blocks)
+    words = threefry(key, counter, jnp.zeros_like(counter))
+    parts = [word >> (bit_width * place) for word in words for place in range(numbers_a_word)]
+    bits = jnp.concatenate(parts).astype(jnp.dtype(f"uint{bit_width}"))
+    return bits[:size].reshape(shape)
+
+
+GENERATOR = define_prng_impl(
+    key_shape=threefry_prng_impl.key_shape,
+    seed=threefry_prng_impl.seed,
+    split=threefry_prng_impl.split,
+    random_bits=_random_bits,
+    fold_in=threefry_prng_impl.fold_in,
+    name="doublecv_threefry2x32",
+    tag="dcv",
+)
+"""Give it to `jax.random.key` or `jax.random.wrap_key_data` as `impl`."""

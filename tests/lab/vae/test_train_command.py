@@ -1,0 +1,169 @@
+"""Runs as functions and as a command, in one process: folders, seeds, errors in one line."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_images import tiny_dataset, tiny_settings
+
+from doublecv.lab import train, train_folder
+from doublecv.lab.cli import main
+from doublecv.lab.errors import InputError
+
+SMALL = ["train", "--model", "linear", "--latents", "3", "--steps", "4", "--record-every", "2", "--bound-samples", "2"]
+
+
+def error_of(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*map(str, arguments)])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several") / "run"
+    settings = tiny_settings(compare_variance=("double-cv", "rloo"), compare_draws=10)
+    results = train.run(settings, folder, seeds=2, dataset=tiny_dataset(), tensorboard=True)
+    return folder, settings, results
+
+
+def test_seeds_have_folders_of_their_own(several):
+    folder, _, results = several
+    assert [result.seed for result in results] == [1, 2]
+    for result in results:
+        of_seed = folder / f"seed-{result.seed}"
+        records = [json.loads(line) for line in (of_seed / "metrics.jsonl").read_text().splitlines()]
+        assert list(result.records) == records
+        assert train_folder.is_finished(of_seed)
+        assert (of_seed / "pictures.png").exists()
+        assert list((of_seed / "tensorboard").iterdir())
+    assert results[0].final["test_elbo"] != results[1].final["test_elbo"]
+    assert train_folder.is_finished(folder)
+
+
+def test_results_hold_curves_and_last_values(several):
+    result = several[2][0]
+    steps, variances = result.curve("encoder_variance")
+    assert steps == [4, 6, 8, 12]
+    assert all(value > 0 for value in variances)
+    assert result.final["step"] == 12
+    assert result.final["variance"].keys() == {"double-cv", "rloo"}
+    assert result.final.keys() >= {"train_elbo", "validation_elbo", "test_elbo", "test_bound_2", "test_bound_5"}
+
+
+def test_without_a_folder_nothing_is_written_and_the_numbers_are_the_same(several, tmp_path, monkeypatch):
+    _, settings, results = several
+    monkeypatch.chdir(tmp_path)
+    (alone,) = train.run(settings, dataset=tiny_dataset())
+    assert alone.records == results[0].records
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parallel_seeds_share_a_folder(several, tmp_path):
+    _, settings, results = several
+    settings = replace(settings, compare_variance=())
+    together = train.run(settings, tmp_path / "run", seeds=2, parallel_seeds=True, dataset=tiny_dataset())
+    for result, alone in zip(together, results, strict=True):
+        assert result.seed == alone.seed
+        assert result.curve("elbo")[0] == alone.curve("elbo")[0]
+        np.testing.assert_allclose(result.curve("elbo")[1], alone.curve("elbo")[1], rtol=1e-4)
+        assert (tmp_path / "run" / f"pictures-seed-{result.seed}.png").exists()
+    again = train.run(settings, tmp_path / "run", seeds=2, parallel_seeds=True, dataset=tiny_dataset())
+    assert [result.records for result in again] == [result.records for result in together]
+
+
+def test_other_settings_in_the_same_folder(several):
+    folder, settings, _ = several
+    with pytest.raises(InputError, match="was begun with samples 2, not 3; name another folder"):
+        train.run(replace(settings, samples=3), folder, seeds=2, dataset=tiny_dataset())
+
+
+def test_other_data_under_the_same_name(tmp_path):
+    settings = tiny_settings(steps=4)
+    train.run(settings, tmp_path / "run", dataset=tiny_dataset())
+    (tmp_path / "run" / "config.json").unlink()
+    other = replace(tiny_dataset(), train=tiny_dataset().train + 1)
+    with pytest.raises(InputError, match="is of another run: its training images crc32 is"):
+        train.run(settings, tmp_path / "run", dataset=other)
+
+
+def test_a_run_that_blows_up_names_the_step_and_what_is_kept(tmp_path):
+    settings = tiny_settings(learning_rate=1e30, likelihood="gaussian", record_every=1, checkpoint_every=1)
+    with pytest.raises(train.NotFinite) as error:
+        train.run(settings, tmp_path / "run", dataset=tiny_dataset())
+    kept = sorted((tmp_path / "run").glob("checkpoint-*"))
+    if kept:
+        assert f"the last good checkpoint is {kept[-1]}" in str(error.value)
+    else:
+        assert "there is no checkpoint yet" in str(error.value)
+    assert "was not finite at step" in str(error.value)
+    assert "a smaller --learning-rate than 1e+30 may help" in str(error.value)
+
+
+def test_the_metrics_are_locked_while_a_run_goes_on(tmp_path):
+    pytest.importorskip("fcntl")
+    from doublecv.lab.metrics import Metrics
+
+    first = Metrics(tmp_path)
+    with pytest.raises(InputError, match="another process is training in"):
+        Metrics(tmp_path)
+    first.close()
+    Metrics(tmp_path).close()
+
+
+def test_metrics_that_were_cut_off(tmp_path):
+    from doublecv.lab.metrics import Metrics
+
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(InputError, match="has 12 bytes, and the checkpoint says 20: it was cut off"):
+        Metrics(tmp_path, 20)
+
+
+def test_unwritable_folders(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    assert f"--out {tmp_path / 'file' / 'run'} cannot be written to (Not a directory)" in error_of(
+        [*SMALL, "--out", tmp_path / "file" / "run"], capsys
+    )
+    assert f"--out {tmp_path / 'file'} is a file; name a new folder" in error_of(
+        [*SMALL, "--out", tmp_path / "file"], capsys
+    )
+
+
+def test_what_cannot_be_gone_on_with(capsys, several, tmp_path):
+    folder = several[0]
+    assert f"{tmp_path} holds no training run: there is no" in error_of(["train", "--resume", tmp_path], capsys)
+    assert "was begun with --samples 2, got 4; leave it out" in error_of(
+        ["train", "--resume", folder, "--samples", "4"], capsys
+    )
+    assert "--out and --resume exclude each other" in error_of(
+        ["train", "--resume", folder, "--out", tmp_path / "new"], capsys
+    )
+    assert "holds a finished run; name a new folder" in error_of([*SMALL, "--out", folder / "seed-1"], capsys)
+    (tmp_path / "settings.json").write_text("{")
+    assert "settings.json cannot be read" in error_of(["train", "--resume", tmp_path], capsys)
+
+
+def test_a_run_that_is_not_finished_is_not_begun_again(capsys, tmp_path):
+    train_folder.write(tmp_path / "run", train_folder.Plan(tiny_settings()))
+    assert "holds a run that is not finished; to go on: doublecv train --resume" in error_of(
+        [*SMALL, "--out", tmp_path / "run"], capsys
+    )
+
+
+def test_help_comes_without_jax():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\nfrom doublecv.lab.cli import main\n"
+        "try:\n    main(['train', '--help'])\n"
+        "finally:\n    print(sorted({'jax', 'matplotlib', 'optax', 'sklearn'} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert "--compare-variance" in result.stdout

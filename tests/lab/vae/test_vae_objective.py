@@ -1,0 +1,94 @@
+"""The model, the ELBO and the bounds against sums over all latents."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_images import tiny_dataset, tiny_settings
+
+from doublecv.diagnostics import exact_gradient
+from doublecv.lab.evaluate import bounds
+from doublecv.lab.objective import elbo, log_prior
+from doublecv.lab.vae import VAE
+
+FAMILIES = [{}, {"latent": "categorical", "categories": 3}]
+
+
+def spread(model, scale=1.5):
+    """The same model with larger weights, so that q is far from uniform."""
+    return jax.tree.map(lambda leaf: scale * leaf + 0.1, model)
+
+
+def all_latents(q):
+    values = np.asarray(q.variable_values())
+    points = np.array(list(itertools.product(values, repeat=q.event_shape[0])))
+    return jnp.broadcast_to(jnp.asarray(points)[:, None], (len(points), *q.batch_shape, *q.event_shape))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=["bernoulli", "categorical"])
+def test_both_forms_of_the_elbo_have_the_same_mean_and_gradient(family, x64):
+    settings = tiny_settings(**family)
+    model = spread(VAE(settings, 6, jax.random.key(0)))
+    y = jnp.array(np.random.RandomState(0).rand(4, 6) < 0.5, float)
+
+    def exact(logits, kl):
+        q = model.posterior(logits)
+        x = all_latents(q)
+        f, outside = elbo(model, y, q, kl)
+        return jnp.sum(jnp.exp(q.log_prob(x)) * f(x), axis=0) + outside
+
+    logits = model.encoder(y)
+    np.testing.assert_allclose(exact(logits, "sampled"), exact(logits, "analytic"), rtol=1e-6)
+    q = model.posterior(logits)
+    score_gradient = exact_gradient(elbo(model, y, q, "sampled").f, q)
+    true_gradient = jax.grad(lambda logits: exact(logits, "analytic").sum())(logits)
+    np.testing.assert_allclose(score_gradient.reshape(true_gradient.shape), true_gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=["bernoulli", "categorical"])
+@pytest.mark.parametrize("kl", ["sampled", "analytic"])
+def test_bounds_over_a_set_are_those_of_the_exact_sums(family, kl):
+    settings = tiny_settings(likelihood="gaussian", kl=kl, **family)
+    model = spread(VAE(settings, 6, jax.random.key(0)))
+    images = tiny_dataset().train[:23]
+    y = jnp.asarray(images, jnp.float32) * (2 / 255) - 1
+    q = model.posterior(model.encoder(y))
+    x = all_latents(q)
+    log_joint = model.log_likelihood(y, x) + log_prior(q)
+    exact_elbo = float(jnp.mean(jnp.sum(jnp.exp(q.log_prob(x)) * (log_joint - q.log_prob(x)), axis=0)))
+    exact_evidence = float(jnp.mean(jax.nn.logsumexp(log_joint, axis=0)))
+    many = bounds(settings, model, images, jax.random.key(1), 4000)
+    assert many.elbo == pytest.approx(exact_elbo, abs=0.02)
+    assert many.multi_sample == pytest.approx(exact_evidence, abs=0.02)
+    assert exact_evidence - exact_elbo > 0.2
+    few = bounds(settings, model, images, jax.random.key(1), 1)
+    if kl == "sampled":
+        assert few.multi_sample == pytest.approx(few.elbo, abs=1e-5)
+
+
+def test_a_set_is_summed_whole_whatever_its_size():
+    settings = tiny_settings(likelihood="gaussian")
+    model = VAE(settings, 6, jax.random.key(0))
+    model = jax.tree.map(jnp.zeros_like, model)
+    images = np.random.RandomState(3).randint(0, 256, (2503, 6)).astype(np.uint8)
+    y = images.astype(float) * (2 / 255) - 1
+    variance = np.log(2) + 0.001
+    wanted = (-0.5 * (y**2 / variance + np.log(2 * np.pi * variance))).sum(1).mean()
+    assert bounds(settings, model, images, jax.random.key(1), 2).elbo == pytest.approx(wanted, rel=1e-6)
+
+
+def test_the_models_are_those_of_the_paper():
+    nonlinear = VAE(tiny_settings(model="nonlinear", latents=200), 784, jax.random.key(0))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(nonlinear) if leaf.ndim == 2]
+    assert shapes == [(784, 200), (200, 200), (200, 200), (200, 200), (200, 200), (200, 784)]
+    for leaf in jax.tree.leaves(nonlinear):
+        limit = np.sqrt(6 / sum(leaf.shape)) if leaf.ndim == 2 else 0.0
+        assert float(jnp.abs(leaf).max()) <= limit
+        assert float(jnp.abs(leaf).max()) >= 0.99 * limit
+    linear = VAE(tiny_settings(latents=200, likelihood="gaussian"), 784, jax.random.key(0))
+    assert [leaf.shape for leaf in jax.tree.leaves(linear)] == [(784, 200), (200,), (200, 784), (784,), (784,)]
+    assert (linear.raw_variance == -0.5).all()
+    one_hot = VAE(tiny_settings(latents=4, latent="categorical", categories=5), 784, jax.random.key(0))
+    assert one_hot.posterior(one_hot.encoder(jnp.zeros((2, 784)))).logits.shape == (2, 4, 5)
