@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from doublecv.lab import train_folder
 from doublecv.lab.errors import InputError
@@ -21,6 +18,7 @@ from doublecv.lab.interruption import interruption
 from doublecv.lab.train import TrainResult, Watch, run
 from doublecv.lab.train_arguments import TrainArguments
 from doublecv.lab.train_folder import Plan
+from doublecv.lab.train_table import table
 
 
 def main(arguments: TrainArguments) -> None:
@@ -105,32 +103,3 @@ def run_with_progress(plan: Plan, folder: Path | None) -> tuple[TrainResult, ...
             tensorboard=plan.tensorboard,
             watch=Watch(progress, notice, asked),
         )
-
-
-def table(results: Sequence[TrainResult]) -> Table:
-    """One line a result."""
-    settings = results[0].settings
-    drawn = Table(
-        title=f"{settings.estimator}, K = {settings.samples}: {settings.data}, {settings.likelihood} likelihood, "
-        f"{settings.model}, {settings.steps} steps",
-        caption="nats an image; variance of the encoder's gradient",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    columns = {
-        "train\nELBO": "train_elbo",
-        "validation\nELBO": "validation_elbo",
-        "test\nELBO": "test_elbo",
-    } | {f"bound\nS = {samples}": f"test_bound_{samples}" for samples in (settings.samples, settings.bound_samples)}
-    for heading in ("seed", *columns, "gradient\nvariance", "alpha", "ms a\nstep"):
-        drawn.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
-        final = result.final
-        drawn.add_row(
-            str(result.seed),
-            *(f"{final[name]:.2f}" for name in columns.values()),
-            f"{final['encoder_variance']:.3g}",
-            f"{final['alpha']:.3f}" if "alpha" in final else "-",
-            "-" if math.isnan(result.seconds_a_step) else f"{1000 * result.seconds_a_step:.2f}",
-        )
-    return drawn

@@ -1,15 +1,19 @@
 """Runs as functions and as a command, in one process: folders, seeds, errors in one line."""
 
+import io
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.lab import train, train_folder
 from doublecv.lab.cli import main
 from doublecv.lab.errors import InputError
+from doublecv.lab.train_figures import write_overview
+from doublecv.lab.train_table import table
 
 SMALL = ["train", "--model", "linear", "--latents", "3", "--steps", "4", "--record-every", "2", "--bound-samples", "2"]
 
@@ -53,6 +57,18 @@ def test_results_hold_curves_and_last_values(several):
     assert result.final["step"] == 12
     assert result.final["variance"].keys() == {"double-cv", "rloo"}
     assert result.final.keys() >= {"train_elbo", "validation_elbo", "test_elbo", "test_bound_2", "test_bound_5"}
+
+
+def test_results_are_a_table_and_a_figure(several, tmp_path):
+    results = several[2]
+    console = Console(width=80, file=io.StringIO())
+    console.print(table(results))
+    printed = console.file.getvalue()
+    assert "digits, bernoulli likelihood, linear, K = 2, 12 steps" in printed
+    assert "…" not in printed
+    assert all(f"{result.final['test_elbo']:.2f}" in printed for result in results)
+    write_overview(results, tmp_path / "overview.png")
+    assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_a_folder_nothing_is_written_and_the_numbers_are_the_same(several, tmp_path, monkeypatch):

@@ -156,5 +156,5 @@ def test_a_finished_run_is_told_again(whole, environment):
     before = content(whole)
     result = train(environment, "--resume", whole)
     assert result.returncode == 0
-    assert "double-cv, K = 2: digits" in result.stdout
+    assert "digits, bernoulli likelihood, linear, K = 2, 120 steps" in result.stdout
     assert content(whole) == before
