@@ -32,11 +32,12 @@ def table(names, **options):
     return compare(chosen, make_problem("network", dcv.Bernoulli).f, q, KEY, 2_000, **options)
 
 
-class TestCompare:
-    @pytest.fixture(scope="class")
-    def compared(self):
-        return table(["rloo", "double-cv", "double-cv-mean"])
+@pytest.fixture(scope="module")
+def compared():
+    return table(["rloo", "double-cv", "double-cv-mean"])
 
+
+class TestCompare:
     def test_rows(self, compared):
         assert [row.name for row in compared.rows] == ["rloo", "double-cv", "double-cv-mean"]
         assert [row.evaluations for row in compared.rows] == [2, 2, 3]
