@@ -40,8 +40,9 @@ def _bernoulli_forward(logits: Any, y: Any) -> tuple[Any, tuple[Any, Any]]:
 def _bernoulli_backward(saved: tuple[Any, Any], cotangent: Any) -> tuple[Any, None]:
     logits, y = saved
     decay = _decay(logits)
-    sigmoid = jnp.where(logits >= 0, 1, decay) / (1 + decay)
-    return cotangent[..., None] * (y - sigmoid), None
+    numerator = jnp.where(logits >= 0, (y - 1) + y * decay, y + (y - 1) * decay)
+    # The division comes last because the compiler computes one only once, however many use its result.
+    return cotangent[..., None] * numerator / (1 + decay), None
 
 
 bernoulli_log_likelihood.defvjp(_bernoulli_forward, _bernoulli_backward)

@@ -37,10 +37,17 @@ class Adam(NamedTuple):
         """The averages before the first step."""
         return Moments(jax.tree.map(jnp.zeros_like, parameters), jax.tree.map(jnp.zeros_like, parameters))
 
-    def update(self, parameters: Any, gradient: Any, moments: Moments, step: Int[Array, ""]) -> tuple[Any, Moments]:
-        """The parameters and the averages after the step of that number, counted from 0."""
+    def update(
+        self,
+        parameters: Any,
+        gradient: Any,
+        moments: Moments,
+        step: Int[Array, ""],
+        scale: Float[Array, ""] | float = 1.0,
+    ) -> tuple[Any, Moments]:
+        """The parameters and the averages after the step of that number, counted from 0, its size times `scale`."""
         count = step + 1
-        rate = self.learning_rate * jnp.sqrt(debias(SECOND_DECAY, count)) / debias(self.first_decay, count)
+        rate = scale * self.learning_rate * jnp.sqrt(debias(SECOND_DECAY, count)) / debias(self.first_decay, count)
         first = average(self.first_decay, moments.first, gradient)
         second = average(SECOND_DECAY, moments.second, jax.tree.map(jnp.square, gradient))
         moved = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + EPSILON), parameters, first, second)

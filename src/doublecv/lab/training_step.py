@@ -203,14 +203,18 @@ def _step(
         state.model, state.coefficients, shift, y, key_of(state, DRAW, step)
     )
     gradient, coefficient_gradient, logits_gradient = gradients
-    model, moments = _model_optimiser(settings).update(state.model, gradient, state.moments, step)
+    # The gradient of a bias is the sum of all that reaches its layer, so the small leaves tell of the large ones.
+    small = [leaf for leaf in jax.tree.leaves((gradient, coefficient_gradient)) if leaf.ndim < 2]
+    finite = jnp.all(jnp.stack([jnp.isfinite(loss), *(jnp.all(jnp.isfinite(leaf)) for leaf in small)]))
+    # A run stops where something is not finite. As a factor it makes every update wait for all uses of the old
+    # parameters, so that the compiler moves them in place, without a copy.
+    model, moments = _model_optimiser(settings).update(
+        state.model, gradient, state.moments, step, finite.astype(jnp.float32)
+    )
     coefficients, coefficient_moments = _coefficient_optimiser(settings).update(
         state.coefficients, coefficient_gradient, state.coefficient_moments, step
     )
     tracker = variance_tracker.update(state.tracker, gradient.encoder, settings.batch * logits_gradient)
-    # The gradient of a bias is the sum of all that reaches its layer, so the small leaves tell of the large ones.
-    small = [leaf for leaf in jax.tree.leaves((gradient, coefficient_gradient)) if leaf.ndim < 2]
-    finite = jnp.all(jnp.stack([jnp.isfinite(loss), *(jnp.all(jnp.isfinite(leaf)) for leaf in small)]))
     state = State(model, moments, coefficients, coefficient_moments, tracker, order, state.key)
     return state, -loss, finite
 

@@ -13,7 +13,7 @@ import pytest
 LENGTHS = ["--steps", "120", "--record-every", "4", "--evaluate-every", "24", "--checkpoint-every", "12"]
 SMALL = ["--model", "linear", "--latents", "5", "--batch", "20", "--bound-samples", "3"]
 RUN = [*LENGTHS, *SMALL]
-KILLS = 6
+KILLS = 4
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,9 @@ def test_an_epoch_visits_each_image_once():
     variance = np.log(2) + 0.001
     of_image = (-0.5 * (y**2 / variance + np.log(2 * np.pi * variance))).sum(1)
     state, first = program.chunk(zero_decoder(program.start()), 0, 7)
+    order = np.array(state.order)
     state, second = program.chunk(state, 7, 7)
+    assert not np.array_equal(order, state.order)
     assert float(first.elbo) == pytest.approx(of_image.mean(), rel=1e-5)
     assert float(second.elbo) == pytest.approx(of_image.mean(), rel=1e-5)
     _, part = program.chunk(state, 14, 3)
