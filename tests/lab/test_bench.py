@@ -66,7 +66,7 @@ def test_rows_are_relative_to_rloo(monkeypatch):
         return clock.call(estimator.name, [seconds] * 1000)
 
     settings = BenchSettings(estimators=("double-cv",), rounds=3, calls=2)
-    rows = measure(settings, {"gradient": workload})
+    rows = measure(settings, {"gradient": workload}, {})
     assert [(row.estimator, row.samples) for row in rows] == [
         ("rloo", 2),
         ("double-cv", 2),
@@ -75,6 +75,24 @@ def test_rows_are_relative_to_rloo(monkeypatch):
     ]
     assert [row.ratio for row in rows] == pytest.approx([1.0, 1.5, 1.0, 1.5])
     assert [row.milliseconds for row in rows] == pytest.approx([4.0, 6.0, 8.0, 12.0])
+    assert {row.floor_ratio for row in rows} == {None}
+
+
+def test_rows_are_relative_to_the_floor(monkeypatch):
+    clock = Clock(monkeypatch)
+    settings = BenchSettings(estimators=("relax",), samples=(4,), rounds=3, calls=2)
+    rows = measure(
+        settings,
+        {"step": lambda estimator: clock.call(estimator.name, [0.001 * estimator.evaluations] * 1000)},
+        {"step": lambda samples: clock.call("floor", [0.0005 * samples] * 1000)},
+    )
+    assert [(row.estimator, row.baseline_samples, row.samples) for row in rows] == [
+        ("rloo", 4, 4),
+        ("relax", 4, 1),
+        ("floor", 4, 4),
+    ]
+    assert [row.ratio for row in rows] == pytest.approx([1.0, 0.75, 0.5])
+    assert [row.floor_ratio for row in rows] == pytest.approx([2.0, 1.5, 1.0])
 
 
 def test_every_registered_estimator_is_timed():
@@ -87,7 +105,7 @@ def test_every_registered_estimator_is_timed():
 
 @pytest.mark.parametrize(
     ("torch", "evaluations"),
-    [(False, {"rloo": 2, "double-cv": 2}), (True, {"rloo": 2, "double-cv": 2, "muprop": 3, "relax": 6})],
+    [(False, {"rloo": 2, "double-cv": 2}), (True, {"rloo": 2, "double-cv": 2, "muprop": 3, "relax": 3})],
     ids=["jax", "torch"],
 )
 def test_short_run(torch, evaluations, tmp_path, capsys):
@@ -96,9 +114,9 @@ def test_short_run(torch, evaluations, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert ("PyTorch" if torch else "JAX") in printed
     document = json.loads(out.read_text())
-    assert [(row["workload"], row["estimator"], row["evaluations"]) for row in document["rows"]] == [
-        (workload, *pair) for workload in ("gradient", "step") for pair in evaluations.items()
-    ]
+    expected = [(workload, *pair) for workload in ("gradient", "step") for pair in evaluations.items()]
+    floor = [] if torch else [("step", "floor", 0)]
+    assert [(row["workload"], row["estimator"], row["evaluations"]) for row in document["rows"]] == expected + floor
     assert all(row["milliseconds"] > 0 and len(row["rounds"]) == 1 for row in document["rows"])
 
 

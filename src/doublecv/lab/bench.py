@@ -15,10 +15,13 @@ from doublecv.lab.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from doublecv.lab.bench_problem import Workloads
+    from doublecv.lab.bench_problem import Floors, Workloads
 
 BASELINE = "rloo"
 """The estimator that the others are relative to."""
+
+FLOOR = "floor"
+"""The line of the matrix products alone."""
 
 NOT_TIMED = frozenset({"r-star"})
 """R* needs the exact mean of f, which a decoder does not have."""
@@ -65,20 +68,24 @@ class Row:
 
     Attributes:
         workload: "gradient" for the gradient of the expectation alone, "step" for a whole training step.
-        estimator: the estimator's name in the registry.
-        samples: K.
+        baseline_samples: the K of RLOO, which the line is relative to.
+        estimator: the estimator's name in the registry, or "floor" for the matrix products alone.
+        samples: the estimator's own K: 1 for REBAR and RELAX, as in the paper.
         evaluations: the number of points at which one estimate evaluates f.
         milliseconds: the median over the rounds.
         ratio: the median over the rounds of the time relative to that of RLOO in the same round.
+        floor_ratio: the same relative to the floor; None where no floor was timed.
         rounds: the milliseconds of every round.
     """
 
     workload: str
+    baseline_samples: int
     estimator: str
     samples: int
     evaluations: int
     milliseconds: float
     ratio: float
+    floor_ratio: float | None
     rounds: tuple[float, ...]
 
 
@@ -87,8 +94,8 @@ def main(settings: BenchSettings) -> None:
     from rich.console import Console
 
     settings.check()
-    library, workloads = _library(settings)
-    rows = measure(settings, workloads)
+    library, workloads, floors = _library(settings)
+    rows = measure(settings, workloads, floors)
     Console().print(table(rows, library))
     if settings.out is not None:
         document = {
@@ -101,15 +108,17 @@ def main(settings: BenchSettings) -> None:
         settings.out.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def measure(settings: BenchSettings, workloads: Workloads) -> list[Row]:
+def measure(settings: BenchSettings, workloads: Workloads, floors: Floors) -> list[Row]:
     """The rows of the table; the estimators of one workload and one K are timed in turn, call by call."""
     rows = []
     for workload, make_call in workloads.items():
         for samples in settings.samples:
             chosen = _chosen(settings.estimators, samples)
             calls = {name: make_call(estimator) for name, estimator in chosen.items()}
+            if workload in floors:
+                calls[FLOOR] = floors[workload](samples)
             timings = time_interleaved(calls, settings.rounds, settings.calls)
-            rows += [_row(workload, chosen[name], timing, timings[BASELINE]) for name, timing in timings.items()]
+            rows += [_row(workload, samples, name, chosen.get(name), timings) for name in timings]
     return rows
 
 
@@ -120,30 +129,32 @@ def table(rows: list[Row], library: str) -> Table:
 
     drawn = Table(
         title=f"milliseconds in {library}",
-        caption="medians over rounds; gradient: of the expectation alone; step: with encoder, decoder and Adam",
+        caption="medians over rounds; gradient: of the expectation alone; step: a whole step of training; "
+        "floor: the step's matrix products alone",
         box=box.SIMPLE_HEAD,
     )
     for heading in ("workload", "K", "estimator"):
         drawn.add_column(heading, no_wrap=True)
-    for heading in ("evaluations\nof f", "ms", "/ RLOO"):
+    for heading in ("evaluations\nof f", "ms", "/ RLOO", "/ floor"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     before = rows[0]
     for row in rows:
-        if (row.workload, row.samples) != (before.workload, before.samples):
+        if (row.workload, row.baseline_samples) != (before.workload, before.baseline_samples):
             drawn.add_section()
         before = row
         drawn.add_row(
             row.workload,
             str(row.samples),
             row.estimator,
-            str(row.evaluations),
+            str(row.evaluations) if row.evaluations else "",
             f"{row.milliseconds:.2f}",
             f"{row.ratio:.2f}",
+            f"{row.floor_ratio:.2f}" if row.floor_ratio is not None else "",
         )
     return drawn
 
 
-def _library(settings: BenchSettings) -> tuple[str, Workloads]:
+def _library(settings: BenchSettings) -> tuple[str, Workloads, Floors]:
     if settings.torch:
         import torch
 
@@ -151,12 +162,13 @@ def _library(settings: BenchSettings) -> tuple[str, Workloads]:
 
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        return f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", bench_torch.workloads()
+        return f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", bench_torch.workloads(), {}
     import jax
 
-    from doublecv.lab import bench_jax
+    from doublecv.lab import bench_jax, bench_training
 
-    return f"JAX {jax.__version__} on {jax.default_backend()}", bench_jax.workloads()
+    floors = {"step": bench_training.floor}
+    return f"JAX {jax.__version__} on {jax.default_backend()}", bench_jax.workloads(), floors
 
 
 def _chosen(given: tuple[str, ...], samples: int) -> dict[str, Estimator]:
@@ -166,21 +178,27 @@ def _chosen(given: tuple[str, ...], samples: int) -> dict[str, Estimator]:
         if name in NOT_TIMED:
             continue
         try:
-            chosen[name] = estimators.make(name, samples=samples)
+            estimator = estimators.make(name, samples=samples)
+            chosen[name] = estimators.make(name, samples=1) if estimator.relaxed_points else estimator
         except ValueError as error:
             if name in given or name == BASELINE:
                 raise InputError(f"samples do not fit the estimator {name!r}: {error}") from error
     return chosen
 
 
-def _row(workload: str, estimator: Estimator, timing: Timing, baseline: Timing) -> Row:
+def _row(
+    workload: str, baseline_samples: int, name: str, estimator: Estimator | None, timings: dict[str, Timing]
+) -> Row:
+    timing = timings[name]
     return Row(
         workload,
-        estimator.name,
-        estimator.samples,
-        estimator.evaluations,
+        baseline_samples,
+        name,
+        estimator.samples if estimator is not None else baseline_samples,
+        estimator.evaluations if estimator is not None else 0,
         timing.median,
-        timing.relative_to(baseline),
+        timing.relative_to(timings[BASELINE]),
+        timing.relative_to(timings[FLOOR]) if FLOOR in timings else None,
         timing.milliseconds,
     )
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import log, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax  # type: ignore[import-untyped]
 
 from doublecv.distributions import Bernoulli
 from doublecv.estimators import Estimator, Relax
 from doublecv.jax import expect
 from doublecv.lab import bench_problem as problem
+from doublecv.lab import bench_training
 from doublecv.lab.bench_problem import Workloads
 from doublecv.lab.relax_network import RelaxNetwork, relax_with_input
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def workloads() -> Workloads:
-    """The gradient of the expectation alone, and a whole training step."""
-    return {"gradient": gradient, "step": step}
+    """The gradient of the expectation alone, and a step of `doublecv train`."""
+    return {"gradient": gradient, "step": bench_training.step}
 
 
 def gradient(estimator: Estimator) -> Callable[[], None]:
@@ -43,36 +43,6 @@ def gradient(estimator: Estimator) -> Callable[[], None]:
 
     arguments = decoder, jnp.asarray(problem.logits()), _coefficients(estimator), jax.random.key(1)
     return lambda: jax.block_until_ready(gradients(*arguments))  # type: ignore[no-untyped-call]
-
-
-def step(estimator: Estimator) -> Callable[[], None]:
-    """Encoder, decoder and coefficients, one step of Adam."""
-    y = jnp.asarray(problem.images())
-    estimator = _complete(estimator, y)
-    encoder_key, decoder_key = jax.random.split(jax.random.key(0))
-    optimiser = optax.adam(problem.LEARNING_RATE)
-    parameters = (
-        _layers(problem.STEP_ENCODER, encoder_key),
-        _layers(problem.STEP_DECODER, decoder_key),
-        _coefficients(estimator),
-    )
-
-    def loss(parameters: Any, key: Any) -> Any:
-        encoder, decoder, coefficients = parameters
-        q = Bernoulli(logits=_apply(encoder, y))
-
-        def negative_elbo(x: Any) -> Any:
-            return q.detach().log_prob(x) + problem.LATENTS * log(2) - _log_likelihood(decoder, x, y)
-
-        return expect(negative_elbo, q, estimator, coefficients, key).mean()
-
-    @jax.jit
-    def update(parameters: Any, state: Any, key: Any) -> Any:
-        changes, state = optimiser.update(jax.grad(loss)(parameters, key), state)
-        return optax.apply_updates(parameters, changes), state
-
-    arguments = parameters, optimiser.init(parameters), jax.random.key(1)
-    return lambda: jax.block_until_ready(update(*arguments))  # type: ignore[no-untyped-call]
 
 
 def _complete(estimator: Estimator, y: Float[Array, "batch pixels"]) -> Estimator:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Workloads: TypeAlias = Mapping[str, Callable[[Estimator], Callable[[], None]]]
 """For each workload by name: from an estimator to the call that is timed."""
 
+Floors: TypeAlias = Mapping[str, Callable[[int], Callable[[], None]]]
+"""For a workload by name: from K to a call that does its matrix products and nothing else."""
+
 BATCH, PIXELS, LATENTS, HIDDEN = 100, 784, 200, 200
 
 GRADIENT_DECODER = (LATENTS, HIDDEN, PIXELS)
