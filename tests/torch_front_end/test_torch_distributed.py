@@ -1,5 +1,8 @@
 """Two processes with half the batch each give the gradients of one process with the whole of it."""
 
+import os
+import time
+
 import pytest
 import torch
 from torch import distributed, multiprocessing, nn
@@ -8,6 +11,7 @@ import doublecv as dcv
 from doublecv.torch import Expectation
 
 BATCH, PIXELS, LATENTS = 6, 5, 3
+NAMES = ("rloo", "double-cv", "muprop", "relax")
 
 
 class Autoencoder(nn.Module):
@@ -54,20 +58,35 @@ def gradients(name, module, part):
     return {key: parameter.grad for key, parameter in module.named_parameters()}
 
 
-def worker(rank, name, folder):
+def worker(rank, folder):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    half = BATCH // 2
-    module = nn.parallel.DistributedDataParallel(Autoencoder(name))
-    torch.save(gradients(name, module, slice(rank * half, (rank + 1) * half)), f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
+    part = slice(rank * BATCH // 2, (rank + 1) * BATCH // 2)
+    modules = {name: nn.parallel.DistributedDataParallel(Autoencoder(name)) for name in NAMES}
+    for name, module in modules.items():
+        torch.save(gradients(name, module, part), f"{folder}/{name}-{rank}.pt")
+    distributed.barrier()
+    # Without taking down the modules: that can leave torch waiting for a lock of its own.
+    os._exit(0)
 
 
-@pytest.mark.parametrize("name", ["double-cv", "relax"])
-def test_two_processes_equal_one(name, tmp_path):
-    multiprocessing.spawn(worker, (name, str(tmp_path)), nprocs=2)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where two processes have left the gradients of every estimator."""
+    folder = tmp_path_factory.mktemp("distributed")
+    context = multiprocessing.spawn(worker, (str(folder),), nprocs=2, join=False)
+    deadline = time.monotonic() + 120
+    while not context.join(timeout=1):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("the two processes did not end")
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_equal_one(name, folder):
     wanted = {f"module.{key}": value for key, value in gradients(name, Autoencoder(name), slice(None)).items()}
-    assert any("expectation" in key for key in wanted)
     assert all(gradient.abs().max() > 0 for gradient in wanted.values())
     for rank in range(2):
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), wanted, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(torch.load(folder / f"{name}-{rank}.pt"), wanted, rtol=1e-12, atol=1e-14)

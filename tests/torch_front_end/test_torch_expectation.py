@@ -326,6 +326,24 @@ def test_options_that_change_from_call_to_call():
     assert not torch.allclose(scaled, expectation.network.outer.grad)
 
 
+@pytest.mark.parametrize(
+    "estimator", [dcv.Reinforce(2, learned_baseline=True), dcv.DoubleCV(2), dcv.Rebar(2)], ids=lambda e: e.name
+)
+def test_the_coefficients_get_the_derivative_of_the_mean_square(estimator):
+    problem, q = make_problem("network", dcv.Bernoulli), make_q(dcv.Bernoulli)
+    coefficients, noise, step = make_coefficients(estimator), make_noise(estimator, q), 1e-5
+
+    def result(**changed):
+        return estimate(problem.f, q, estimator, coefficients | changed, noise=noise)
+
+    for name, derivative in result().coefficient_gradient.items():
+        higher, lower = (
+            result(**{name: coefficients[name] + sign * step}).gradient.square().mean() for sign in (1, -1)
+        )
+        assert derivative.item() == pytest.approx(((higher - lower) / (2 * step)).item(), rel=1e-6)
+        assert abs(derivative) > 1e-3
+
+
 def test_learned_alpha_descends_to_the_best_one():
     """Descent along the coefficients' gradient lowers the variance of what any optimiser is handed."""
     problem = make_problem("quadratic", dcv.Bernoulli)

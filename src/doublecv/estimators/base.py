@@ -138,6 +138,15 @@ class Estimator(ABC):
     ) -> Float[Array, "*logits"]:
         """The estimator's equation; `gradient` calls it once the arguments are checked."""
 
+    def linear_parts(
+        self, q: Distribution, evaluation: Evaluation
+    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]] | None:
+        """g0 and h of a formula g0 + sum_i c_i h_i with numbers c_i, if the estimator computes them apart; else None.
+
+        The derivative in the coefficients is then h itself, and a front-end need not differentiate the formula.
+        """
+        return None
+
     @final
     def check_family(self, q: Distribution) -> None:
         """Raise unless q is a distribution that the estimator is for."""

@@ -73,10 +73,14 @@ class DoubleCV(Estimator):
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
     ) -> Float[Array, "*logits"]:
-        """1/K sum_k (f_k - loo(f)_k) s_k + alpha h, with h = 1/K sum_k (b_k - loo(b)_k) s_k - M d.
+        """g0 + alpha h."""
+        g0, h = self.linear_parts(q, evaluation)
+        return g0 + coefficients["alpha"] * h["alpha"]
 
-        The coefficient comes last, so that the derivative in it costs no more than h.
-        """
+    def linear_parts(
+        self, q: Distribution, evaluation: Evaluation
+    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
+        """g0 = 1/K sum_k (f_k - loo(f)_k) s_k, which is RLOO, and h = 1/K sum_k (b_k - loo(b)_k) s_k - M d."""
         f, score = evaluation.f, q.score(evaluation.x)
         if self.surrogate == "mean":
             b, d = q.dot(evaluation.df_mean, score), evaluation.df_mean
@@ -86,8 +90,8 @@ class DoubleCV(Estimator):
         def average(weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
             return q.xp.mean(q.weigh(weight, score), axis=0)
 
-        rloo = average(f - leave_one_out(f))
         if self.keep == "others":
-            return rloo - coefficients["alpha"] * average(leave_one_out(b))
-        kept = b if self.keep == "current" else b - leave_one_out(b)
-        return rloo + coefficients["alpha"] * (average(kept) - q.covariance(d))
+            h = -average(leave_one_out(b))
+        else:
+            h = average(b if self.keep == "current" else b - leave_one_out(b)) - q.covariance(d)
+        return average(f - leave_one_out(f)), {"alpha": h}

@@ -44,28 +44,47 @@ class Rule:
         self, q: Distribution, leaves: Sequence[Tensor], evaluation: Evaluation, weight: Float[Tensor, "*batch"]
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The estimate, and the derivative in the leaves of its square, weighted by the loss's weights."""
+        coefficients = with_leaves(self.coefficients, leaves)
         learned = [leaf for leaf in leaves if leaf.requires_grad]
-        with formulas(q), torch.set_grad_enabled(bool(learned)):
-            gradient = self.estimator.gradient(q, evaluation, with_leaves(self.coefficients, leaves))
+        with formulas(q):
+            if learned and (parts := self.estimator.linear_parts(q, evaluation)) is not None:
+                return self._from_parts(q, *parts, coefficients, weight)
+            with torch.set_grad_enabled(bool(learned)):
+                gradient = self.estimator.gradient(q, evaluation, coefficients)
+            held = gradient.detach()
             if not learned:
-                return gradient, [None] * len(leaves)
-            derivatives = iter(self._derivatives(q, gradient, learned, weight))
-        return gradient.detach(), [next(derivatives) if leaf.requires_grad else None for leaf in leaves]
+                return held, [None] * len(leaves)
+            derivatives = iter(self._differentiate(gradient, learned, self._cotangent(q, held, weight)))
+        return held, [next(derivatives) if leaf.requires_grad else None for leaf in leaves]
 
-    def _derivatives(
-        self, q: Distribution, gradient: Tensor, learned: list[Tensor], weight: Float[Tensor, "*batch"]
-    ) -> Sequence[Tensor]:
-        if not gradient.requires_grad:
-            return [torch.zeros_like(leaf) for leaf in learned]
-        held = gradient.detach()
+    def _from_parts(
+        self, q: Distribution, g0: Tensor, h: dict[str, Tensor], coefficients: Coefficients, weight: Tensor
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The same for g0 + sum_i c_i h_i, whose derivatives are h: automatic differentiation would take longer."""
+        gradient = g0
+        for name, part in h.items():
+            gradient = gradient + coefficients[name].detach() * part
+        cotangent = self._cotangent(q, gradient, weight)
+        derivatives = {name: (cotangent * part).sum().to(coefficients[name].dtype) for name, part in h.items()}
+        return gradient, [derivatives[name] for name in coefficients]
+
+    def _cotangent(self, q: Distribution, gradient: Tensor, weight: Float[Tensor, "*batch"]) -> Tensor:
+        """The derivative of the weighted square in the estimate."""
+        cotangent: Tensor
         if self.pullback is None:
-            cotangent = 2 / max(1, event_size(q)) * q.weigh(weight.abs(), held)
-        else:
-            weighted = q.weigh(weight, held).to(q.logits.dtype).requires_grad_()
+            cotangent = 2 / max(1, event_size(q)) * q.weigh(weight.abs(), gradient)
+            return cotangent
+        with torch.enable_grad():
+            weighted = q.weigh(weight, gradient).to(q.logits.dtype).requires_grad_()
             pulled_back = self.pullback(weighted)
             parts = [pulled_back] if isinstance(pulled_back, Tensor) else pulled_back
             squared_norm = torch.stack([part.square().sum() for part in parts]).sum()
-            cotangent = q.weigh(weight, *torch.autograd.grad(squared_norm, weighted))
+        cotangent = q.weigh(weight, *torch.autograd.grad(squared_norm, weighted))
+        return cotangent
+
+    def _differentiate(self, gradient: Tensor, learned: list[Tensor], cotangent: Tensor) -> Sequence[Tensor]:
+        if not gradient.requires_grad:
+            return [torch.zeros_like(leaf) for leaf in learned]
         # The control variate's graph was made in the forward pass, and another backward pass may come.
         retain = self.estimator.relaxed_points > 0
         return torch.autograd.grad(
