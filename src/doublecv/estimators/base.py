@@ -132,20 +132,29 @@ class Estimator(ABC):
         self.check_evaluation(q, evaluation)
         return self.formula(q, evaluation, coefficients)
 
-    @abstractmethod
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
     ) -> Float[Array, "*logits"]:
-        """The estimator's equation; `gradient` calls it once the arguments are checked."""
+        """The estimator's equation; `gradient` calls it once the arguments are checked.
+
+        An estimator states this or, where it is linear in coefficients that are numbers, `linear_parts`.
+        """
+        estimate, parts = self.linear_parts(q, evaluation)
+        for name, part in parts.items():
+            estimate = estimate + coefficients[name] * part
+        return estimate
 
     def linear_parts(
         self, q: Distribution, evaluation: Evaluation
-    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]] | None:
-        """g0 and h of a formula g0 + sum_i c_i h_i with numbers c_i, if the estimator computes them apart; else None.
+    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
+        """g0 and h of g0 + sum_i c_i h_i: the derivative in the coefficients is h, with nothing to differentiate."""
+        raise NotImplementedError(f"{type(self).__name__} must state its formula or its linear parts")
 
-        The derivative in the coefficients is then h itself, and a front-end need not differentiate the formula.
-        """
-        return None
+    @property
+    @final
+    def has_linear_parts(self) -> bool:
+        """Whether the linear parts are all there is to the formula."""
+        return type(self).formula is Estimator.formula
 
     @final
     def check_family(self, q: Distribution) -> None:

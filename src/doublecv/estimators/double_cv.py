@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -69,13 +68,6 @@ class DoubleCV(Estimator):
     def coefficients(self) -> dict[str, Any]:
         """alpha, the regression coefficient, which starts at 0 as in the paper."""
         return {"alpha": 0.0}
-
-    def formula(
-        self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*logits"]:
-        """g0 + alpha h."""
-        g0, h = self.linear_parts(q, evaluation)
-        return g0 + coefficients["alpha"] * h["alpha"]
 
     def linear_parts(
         self, q: Distribution, evaluation: Evaluation

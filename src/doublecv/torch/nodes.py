@@ -47,8 +47,8 @@ class Rule:
         coefficients = with_leaves(self.coefficients, leaves)
         learned = [leaf for leaf in leaves if leaf.requires_grad]
         with formulas(q):
-            if learned and (parts := self.estimator.linear_parts(q, evaluation)) is not None:
-                return self._from_parts(q, *parts, coefficients, weight)
+            if learned and self.estimator.has_linear_parts:
+                return self._from_parts(q, *self.estimator.linear_parts(q, evaluation), coefficients, weight)
             with torch.set_grad_enabled(bool(learned)):
                 gradient = self.estimator.gradient(q, evaluation, coefficients)
             held = gradient.detach()
