@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
-from torch_setups import Decoder, make_estimator, make_expectation
+from torch_setups import Decoder, every_estimator, make_estimator, make_expectation
 
 import doublecv as dcv
 from doublecv.torch import Expectation, estimate
-from problems import make_logits
+from problems import VARIABLES, make_logits
 
 NAMES = ("rloo", "double-cv", "muprop", "disarm", "arms", "rebar", "relax")
 Y = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)).round()
@@ -155,3 +155,21 @@ def test_a_compiled_step_keeps_its_gradients(fresh_compiler):
     wanted = torch.autograd.grad(step(2.0), everything)
     actual = torch.autograd.grad(torch.compile(step, backend="aot_eager")(2.0), everything)
     torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize(("name", "family"), list(every_estimator()))
+def test_everything_stays_on_the_device_of_the_logits(name, family):
+    """On torch's device without memory, which refuses to meet a tensor of another one as an accelerator does."""
+    _, estimator = make_estimator(name, 2, None, family, dtype="float32")
+    if isinstance(estimator, dcv.RStar):
+        estimator = dataclasses.replace(estimator, expected_f=lambda q: q.mean.sum(tuple(range(-q.event_axes, 0))))
+    expectation = Expectation(estimator).to("meta")
+    decoder = Decoder(VARIABLES[family], dtype=torch.float32).to("meta")
+    logits = torch.zeros(4, *VARIABLES[family], device="meta", requires_grad=True)
+    expectation(lambda x: decoder.loss(x, Y.to("meta")), family(logits=logits)).mean().backward()
+    for tensor in (logits, *decoder.parameters(), *expectation.parameters()):
+        assert tensor.grad.device.type == "meta"
+    result = estimate(
+        lambda x: decoder.loss(x, Y.to("meta")), family(logits=logits), estimator, expectation.coefficients()
+    )
+    assert result.gradient.device.type == "meta"

@@ -43,7 +43,7 @@ def network_arrays(event_shape, dtype):
 def make_estimator(name, samples, problem, family, dtype="float64"):
     """The estimator for NumPy and JAX, and the one for torch, whose network is a module."""
     estimator = estimators.make(name, samples=samples)
-    if isinstance(estimator, dcv.RStar):
+    if isinstance(estimator, dcv.RStar) and problem is not None:
         estimator = dataclasses.replace(estimator, expected_f=problem.expected_f)
     if not isinstance(estimator, dcv.Relax):
         return estimator, estimator

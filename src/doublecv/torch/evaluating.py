@@ -41,8 +41,12 @@ def wide(logits: Tensor) -> torch.dtype:
 
 def formulas(q: Distribution) -> AbstractContextManager[Any]:
     """Where formulas run: in the type of the logits, whatever autocast does to the model."""
+    return torch.autocast(q.logits.device.type, enabled=False) if _is_autocast(q) else nullcontext()
+
+
+def _is_autocast(q: Distribution) -> bool:
     kind = q.logits.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def draw(q: Distribution, noise: Tensor, estimator: Estimator) -> Float[Tensor, "K *logits"]:
@@ -111,9 +115,9 @@ def _relaxed(
 
 
 def _under_present_autocast(f: Function, q: Distribution) -> Function:
-    kind = q.logits.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not _is_autocast(q):
         return f
+    kind = q.logits.device.type
     dtype = torch.get_autocast_dtype(kind)
 
     def autocast_f(x: Any) -> Any:

@@ -34,6 +34,10 @@ class Expectation(nn.Module):
       optimiser that is handed them reduces the variance. A batch element counts with the absolute weight that it has in
       the loss, so that neither a loss that is maximised nor one with padded examples misleads it.
 
+    f may call a compiled model; `torch.compile` leaves the module itself as it is. REBAR and RELAX differentiate f
+    twice to learn their coefficients, which torch does not do through a compiled model. The transforms of `torch.func`
+    do not reach through the module; `estimate` gives its gradient explicitly.
+
     >>> import doublecv as dcv
     >>> expectation = Expectation(dcv.DoubleCV(samples=4))
     >>> logits = torch.zeros(3, 5, requires_grad=True)
