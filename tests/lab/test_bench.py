@@ -66,7 +66,7 @@ def test_rows_are_relative_to_rloo(monkeypatch):
         return clock.call(estimator.name, [seconds] * 1000)
 
     settings = BenchSettings(estimators=("double-cv",), rounds=3, calls=2)
-    rows = measure(settings, {"gradient": workload}, {})
+    rows = measure(settings, {"gradient": workload}, {}, {})
     assert [(row.estimator, row.samples) for row in rows] == [
         ("rloo", 2),
         ("double-cv", 2),
@@ -85,7 +85,9 @@ def test_rows_are_relative_to_the_floor(monkeypatch):
         settings,
         {"step": lambda estimator: clock.call(estimator.name, [0.001 * estimator.evaluations] * 1000)},
         {"step": lambda samples: clock.call("floor", [0.0005 * samples] * 1000)},
+        {"step": 10},
     )
+    assert [row.milliseconds for row in rows] == pytest.approx([0.4, 0.3, 0.2])
     assert [(row.estimator, row.baseline_samples, row.samples) for row in rows] == [
         ("rloo", 4, 4),
         ("relax", 4, 1),

@@ -15,7 +15,7 @@ from doublecv.lab.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from doublecv.lab.bench_problem import Floors, Workloads
+    from doublecv.lab.bench_problem import Floors, StepsACall, Workloads
 
 BASELINE = "rloo"
 """The estimator that the others are relative to."""
@@ -94,8 +94,8 @@ def main(settings: BenchSettings) -> None:
     from rich.console import Console
 
     settings.check()
-    library, workloads, floors = _library(settings)
-    rows = measure(settings, workloads, floors)
+    library, workloads, floors, steps_a_call = _library(settings)
+    rows = measure(settings, workloads, floors, steps_a_call)
     Console().print(table(rows, library))
     if settings.out is not None:
         document = {
@@ -108,7 +108,7 @@ def main(settings: BenchSettings) -> None:
         settings.out.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def measure(settings: BenchSettings, workloads: Workloads, floors: Floors) -> list[Row]:
+def measure(settings: BenchSettings, workloads: Workloads, floors: Floors, steps_a_call: StepsACall) -> list[Row]:
     """The rows of the table; the estimators of one workload and one K are timed in turn, call by call."""
     rows = []
     for workload, make_call in workloads.items():
@@ -117,7 +117,7 @@ def measure(settings: BenchSettings, workloads: Workloads, floors: Floors) -> li
             calls = {name: make_call(estimator) for name, estimator in chosen.items()}
             if workload in floors:
                 calls[FLOOR] = floors[workload](samples)
-            timings = time_interleaved(calls, settings.rounds, settings.calls)
+            timings = time_interleaved(calls, settings.rounds, settings.calls, steps_a_call.get(workload, 1))
             rows += [_row(workload, samples, name, chosen.get(name), timings) for name in timings]
     return rows
 
@@ -154,7 +154,7 @@ def table(rows: list[Row], library: str) -> Table:
     return drawn
 
 
-def _library(settings: BenchSettings) -> tuple[str, Workloads, Floors]:
+def _library(settings: BenchSettings) -> tuple[str, Workloads, Floors, StepsACall]:
     if settings.torch:
         import torch
 
@@ -162,13 +162,13 @@ def _library(settings: BenchSettings) -> tuple[str, Workloads, Floors]:
 
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        return f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", bench_torch.workloads(), {}
+        return f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", bench_torch.workloads(), {}, {}
     import jax
 
     from doublecv.lab import bench_jax, bench_training
 
-    floors = {"step": bench_training.floor}
-    return f"JAX {jax.__version__} on {jax.default_backend()}", bench_jax.workloads(), floors
+    floors, steps_a_call = {"step": bench_training.floor}, {"step": bench_training.STEPS}
+    return f"JAX {jax.__version__} on {jax.default_backend()}", bench_jax.workloads(), floors, steps_a_call
 
 
 def _chosen(given: tuple[str, ...], samples: int) -> dict[str, Estimator]:

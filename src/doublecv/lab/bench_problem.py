@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Workloads: TypeAlias = Mapping[str, Callable[[Estimator], Callable[[], None]]]
 """For each workload by name: from an estimator to the call that is timed."""
 
+StepsACall: TypeAlias = Mapping[str, int]
+"""For a workload by name: how many steps one call makes, where that is not 1."""
+
 Floors: TypeAlias = Mapping[str, Callable[[int], Callable[[], None]]]
 """For a workload by name: from K to a call that does its matrix products and nothing else."""
 

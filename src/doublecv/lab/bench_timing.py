@@ -14,7 +14,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """The milliseconds of a call in every round."""
+    """The milliseconds of a step in every round."""
 
     milliseconds: tuple[float, ...]
 
@@ -28,8 +28,10 @@ class Timing:
         return median(mine / theirs for mine, theirs in zip(self.milliseconds, other.milliseconds, strict=True))
 
 
-def time_interleaved(calls: Mapping[str, Callable[[], None]], rounds: int, repeats: int) -> dict[str, Timing]:
-    """The time of each call: in a round every one is made `repeats` times, in turn, and its fastest time counts.
+def time_interleaved(
+    calls: Mapping[str, Callable[[], None]], rounds: int, repeats: int, steps_a_call: int = 1
+) -> dict[str, Timing]:
+    """The time of a step of each call: in a round every call is made `repeats` times, in turn, and the fastest counts.
 
     What else the machine does then falls on all of them alike, and least on the fastest. The order is drawn anew for
     every turn, for a call is slower where the one before it has emptied the caches.
@@ -46,7 +48,7 @@ def time_interleaved(calls: Mapping[str, Callable[[], None]], rounds: int, repea
             for name, call in order:
                 start = perf_counter()
                 call()
-                of_repeats[name].append(1000 * (perf_counter() - start))
+                of_repeats[name].append(1000 * (perf_counter() - start) / steps_a_call)
         for name, times in of_repeats.items():
             of_rounds[name].append(min(times))
     return {name: Timing(tuple(times)) for name, times in of_rounds.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count, pairwise
+from itertools import count, pairwise, repeat
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,27 +18,30 @@ from doublecv.lab.training_step import make_step
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
+STEPS = 10
+"""Steps of one timed call: training runs them in compiled chunks, and so they are timed."""
+
 IMAGES = 5000
 """Random images in the shape of Fashion-MNIST: fewer than there are, which a step does not notice."""
 
 
 def step(estimator: Estimator) -> Callable[[], None]:
-    """One step of the nonlinear autoencoder on a batch that is gathered and binarised in the same program."""
+    """`STEPS` steps of the nonlinear autoencoder on batches that are gathered and binarised in the same program."""
     settings = TrainSettings(data="fashion-mnist", estimator=estimator.name, samples=estimator.samples)
     pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, problem.PIXELS), dtype=np.uint8)
     program = make_step(settings, Dataset("fashion-mnist", 28, 28, pixels, pixels[:1], pixels[:1]))
-    state, numbers = program.start(), count()
+    state, numbers = program.start(), count(step=STEPS)
 
     def call() -> None:
         nonlocal state
-        state, report = program.chunk(state, next(numbers), 1)
+        state, report = program.chunk(state, next(numbers), STEPS)
         jax.block_until_ready((state, report))  # type: ignore[no-untyped-call]
 
     return call
 
 
 def floor(samples: int) -> Callable[[], None]:
-    """The matrix products of a step with RLOO: forward, weight and input gradients of every layer.
+    """The matrix products of `STEPS` steps with RLOO: forward, weight and input gradients of every layer.
 
     The input gradients of the two first layers are left out, since nothing in such a step uses them.
     """
@@ -60,7 +63,7 @@ def floor(samples: int) -> Callable[[], None]:
         ]
 
     layers = [(x, weights, cotangent) for x, weights, cotangent, _ in products]
-    return lambda: jax.block_until_ready(multiply(layers))  # type: ignore[no-untyped-call]
+    return lambda: jax.block_until_ready([*map(multiply, repeat(layers, STEPS))])  # type: ignore[no-untyped-call]
 
 
 def _random(rows: int, columns: int) -> Float[Array, "rows columns"]:
