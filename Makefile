@@ -24,7 +24,7 @@ bench: .venv/installed
 	$(BIN)/python -m doublecv.lab.bench
 
 docs: .venv/installed
-	$(BIN)/pdoc --math --output-directory build/docs doublecv '!doublecv.lab'
+	$(BIN)/pdoc --math --output-directory build/docs doublecv doublecv.distributions doublecv.jax doublecv.torch
 
 clean:
 	rm -rf .venv build dist
