@@ -9,6 +9,8 @@ those of the logits.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any, TypeAlias
 
 from array_api_compat import array_namespace, is_array_api_obj, is_jax_array, is_torch_array
@@ -47,6 +49,21 @@ def sigmoid(array: Array) -> Array:
         return xp.sigmoid(array)
     decay = xp.exp(xp.where(array >= 0, -array, array))
     return xp.where(array >= 0, xp.ones_like(decay), decay) / (1 + decay)
+
+
+def sum_over_samples(v: Array) -> Array:
+    """sum_k v_k over the leading axis.
+
+    XLA on a CPU adds along a leading axis one number at a time, several times slower than the same additions written
+    out, which it fuses with what made the terms.
+    """
+    if is_jax_array(v) and 0 < v.shape[0] <= MOST_WRITTEN_OUT:
+        return reduce(add, (v[k] for k in range(v.shape[0])))
+    return namespace(v).sum(v, axis=0)
+
+
+MOST_WRITTEN_OUT = 32
+"""The most terms of a sum over samples that are written out: a program grows with them, and so does its compilation."""
 
 
 def require_floating(argument: str, array: Array) -> None:

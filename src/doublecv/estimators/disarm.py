@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from doublecv.arrays import Array
+from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.estimators.base import Estimator
 from doublecv.estimators.couplings import Antithetic, Coupling
@@ -51,4 +51,4 @@ class DisARM(Estimator):
         pairs = self.samples // 2
         f_difference = evaluation.f[:pairs] - evaluation.f[pairs:]
         x_difference = evaluation.x[:pairs] - evaluation.x[pairs:]
-        return q.xp.mean(q.weigh(f_difference / 2, x_difference), axis=0) * (1 - q.rarer)
+        return sum_over_samples(q.weigh(f_difference / self.samples, x_difference)) * (1 - q.rarer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from doublecv.arrays import Array
+from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
 from doublecv.estimators.base import Estimator
 from doublecv.estimators.evaluation import Evaluation
@@ -77,10 +77,10 @@ class DoubleCV(Estimator):
         if self.surrogate == "mean":
             b, d = q.dot(evaluation.df_mean, score), evaluation.df_mean
         else:
-            b, d = q.dot(leave_one_out(evaluation.df), score), q.xp.mean(evaluation.df, axis=0)
+            b, d = q.dot(leave_one_out(evaluation.df), score), sum_over_samples(evaluation.df) / self.samples
 
         def average(weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
-            return q.xp.mean(q.weigh(weight, score), axis=0)
+            return sum_over_samples(q.weigh(weight, score)) / self.samples
 
         if self.keep == "others":
             h = -average(leave_one_out(b))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from doublecv.arrays import Array, namespace
+from doublecv.arrays import Array, sum_over_samples
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 def leave_one_out(v: Float[Array, "K ..."]) -> Float[Array, "K ..."]:
     """loo(v)_k = 1/(K-1) sum_{j != k} v_j."""
-    return (namespace(v).sum(v, axis=0, keepdims=True) - v) / (v.shape[0] - 1)
+    return (sum_over_samples(v)[None] - v) / (v.shape[0] - 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from doublecv.arrays import Array
+from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
 from doublecv.estimators.base import Estimator
 from doublecv.estimators.concrete import Concrete, conditional_sample, relax, relaxed_sample
@@ -27,7 +27,7 @@ def relaxed_gradient(q: Distribution, evaluation: Evaluation) -> Float[Array, "*
     samples = evaluation.x.shape[0]
     assert evaluation.control is not None
     assert evaluation.dcontrol is not None
-    correction = q.xp.mean(evaluation.dcontrol[:samples] - evaluation.dcontrol[samples:], axis=0)
+    correction = sum_over_samples(evaluation.dcontrol[:samples] - evaluation.dcontrol[samples:]) / samples
     return score_gradient(q, evaluation.x, evaluation.f - evaluation.control[samples:]) + correction
 
 

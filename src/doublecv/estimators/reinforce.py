@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from doublecv.arrays import Array
+from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
 from doublecv.estimators.base import Estimator
 from doublecv.estimators.evaluation import Evaluation
@@ -19,7 +19,7 @@ def score_gradient(
     q: Distribution, x: Float[Array, "K *logits"], weight: Float[Array, "K *batch"]
 ) -> Float[Array, "*logits"]:
     """1/K sum_k weight_k s(x_k)."""
-    return q.xp.mean(q.weigh(weight, q.score(x)), axis=0)
+    return sum_over_samples(q.weigh(weight, q.score(x))) / x.shape[0]
 
 
 @dataclass(frozen=True)
