@@ -41,6 +41,11 @@ COMMANDS = {
         arguments="doublecv.lab.bench:BenchSettings",
         main="doublecv.lab.bench:main",
     ),
+    "reproduce": Command(
+        "the paper's tables and figures: all their runs, on this machine or on a cluster",
+        arguments="doublecv.lab.reproduce_arguments:ReproduceArguments",
+        main="doublecv.lab.reproduce_command:main",
+    ),
 }
 
 

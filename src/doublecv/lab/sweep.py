@@ -8,7 +8,7 @@
 
 sweep.json tells what belongs to it, and is there before the first run starts. Each run has its own folder:
 
-- kind "train": what `doublecv train --out` writes (settings.json, metrics.jsonl, pictures.png, checkpoints, config.json);
+- kind "train": what `doublecv train --out` writes (settings.json, metrics.jsonl, pictures.png, config.json, ...);
 - kind "toy": what `doublecv toy --out` writes (metrics.csv, figures, config.json), all estimators and seeds in one run;
 - kind "bench": bench.json, as `doublecv bench --out` writes it.
 
@@ -25,13 +25,14 @@ from typing import Any, Literal, TypeAlias
 
 from doublecv.lab import run_folder
 from doublecv.lab.errors import InputError
+from doublecv.lab.sweep_lock import is_locked
 
 FILE = "sweep.json"
 FORMAT = 1
 PAPER_STEPS = 1_000_000
 """The steps of a training run in the paper."""
 
-LOCK, LOG, FAILURE, BENCH = "lock", "log.txt", "failure.txt", "bench.json"
+LOG, FAILURE, BENCH = "log.txt", "failure.txt", "bench.json"
 
 Kind: TypeAlias = Literal["train", "toy", "bench"]
 State: TypeAlias = Literal["done", "running", "failed", "cut", "waiting"]
@@ -160,17 +161,3 @@ def as_json(sweep: Sweep) -> dict[str, Any]:
             for run in sweep.runs
         ],
     }
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a living process works in the folder."""
-    try:
-        import fcntl
-
-        with (folder / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (ImportError, FileNotFoundError, NotADirectoryError):
-        return False
-    except BlockingIOError:
-        return True
-    return False
