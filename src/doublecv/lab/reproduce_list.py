@@ -48,8 +48,8 @@ def show(targets: Sequence[str], steps: int | None, seeds: Sequence[int], only: 
     speed = multiplications_a_second()
     table = Table(
         title=f"{'1,000,000' if steps is None else f'{steps:,}'} steps, {_count(len(seeds), 'seed')}",
-        caption=f"time on {_count(cores(), 'core')}: a training step of RLOO with K = 2 was measured here, the others are "
-        "reckoned by their multiplications; a run that targets share is one run",
+        caption=f"time on {_count(cores(), 'core')}: a training step of RLOO with K = 2 was measured here, the others "
+        "are reckoned by their multiplications; a run that targets share is one run",
         box=box.SIMPLE_HEAD,
     )
     for heading in ("target", "what it shows"):

@@ -18,7 +18,10 @@ IMAGES = {
 }
 """Training with validation, and test."""
 
-TOY_OPERATION = 30
+PROGRAM = 1e11
+"""What it costs to compile a program, in multiplications: some seconds."""
+
+TOY_OPERATION = 400
 """What drawing one binary variable and its share of the toy problem's estimate costs, in multiplications."""
 
 BENCH_STEPS = 10
@@ -31,18 +34,22 @@ def work(run: SweepRun) -> float:
     if run.kind == "toy":
         records = settings["iterations"] / settings["every"]
         draws = settings["draws"] * records * settings["seeds"] * len(settings["estimators"])
-        return float(TOY_OPERATION * draws * settings["samples"] * settings["dimension"])
+        variables = draws * settings["samples"] * settings["dimension"]
+        return float(TOY_OPERATION * variables + PROGRAM * len(settings["estimators"]))
     if run.kind == "bench":
         (samples,) = settings["samples"]
         steps: int = BENCH_STEPS * settings["calls"] * settings["rounds"]
         names = settings["estimators"]
-        return steps * sum(step_work(name, own_samples(name, samples), "nonlinear", 784, 100) for name in names)
+        return 2 * PROGRAM * len(names) + steps * sum(
+            step_work(name, own_samples(name, samples), "nonlinear", 784, 100) for name in names
+        )
     pixels = 64 if settings["dataset"] == "digits" else 784
     seen, tested = IMAGES[settings["dataset"]]
     encoder, decoder = _weights(settings["network"], pixels, settings["latents"])
     samples, steps = settings["samples"], settings["steps"]
     return float(
-        steps * step_work(settings["estimator"], samples, settings["network"], pixels, settings["batch"])
+        PROGRAM
+        + steps * step_work(settings["estimator"], samples, settings["network"], pixels, settings["batch"])
         + steps / settings["evaluate_every"] * seen * (encoder + samples * decoder)
         + tested * (2 * encoder + (samples + settings["bound_samples"]) * decoder)
     )
