@@ -46,6 +46,11 @@ COMMANDS = {
         arguments="doublecv.lab.reproduce_arguments:ReproduceArguments",
         main="doublecv.lab.reproduce_command:main",
     ),
+    "report": Command(
+        "the results of reproduce beside the paper's: a page to look at, and tables",
+        arguments="doublecv.lab.report_arguments:ReportArguments",
+        main="doublecv.lab.report_command:main",
+    ),
 }
 
 

@@ -54,11 +54,14 @@ function ticks(from, to, wanted) {
 }
 
 function decades(from, to) {
-  const [first, last] = [Math.ceil(Math.log10(from)), Math.floor(Math.log10(to))];
-  const step = Math.max(1, Math.ceil((last - first + 1) / 6));
-  const found = [];
-  for (let power = first; power <= last; power += step) found.push(10 ** power);
-  return found.length > 1 ? found : [from, Math.sqrt(from * to), to];
+  const [first, last] = [Math.floor(Math.log10(from)), Math.ceil(Math.log10(to))];
+  const step = Math.ceil((last - first + 1) / 7);
+  const among = (factors) => {
+    const found = [];
+    for (let power = first; power <= last; power += step) found.push(...factors.map((factor) => Number(`${factor}e${power}`)));
+    return found.filter((value) => from <= value && value <= to);
+  };
+  return [[1], [1, 3], [1, 2, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9]].map(among).find((found) => found.length > 2) ?? ticks(from, to, 4);
 }
 
 function extent(values) {

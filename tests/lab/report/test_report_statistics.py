@@ -1,0 +1,95 @@
+"""Means, standard errors, differences and orders, against numbers that were computed by hand."""
+
+from itertools import permutations
+from math import sqrt
+
+import pytest
+from scipy.stats import kendalltau
+
+from doublecv.lab.report_captions import toy_scale, training_scale
+from doublecv.lab.report_statistics import Estimate, difference_in_standard_errors, estimate, order_agreement
+
+
+def ranked(**means):
+    return {name: Estimate(float(mean), 0.1) for name, mean in means.items()}
+
+
+def test_mean_and_standard_error():
+    """Mean 7/3; squared deviations 16/9, 1/9, 25/9; variance 7/3; standard error sqrt(7/9)."""
+    found = estimate([1.0, 2.0, 4.0])
+    assert found.mean == pytest.approx(7 / 3)
+    assert found.standard_error == pytest.approx(sqrt(7) / 3)
+
+
+def test_one_seed_has_no_standard_error():
+    assert estimate([-3.0]) == Estimate(-3.0, None)
+
+
+def test_difference_in_combined_standard_errors():
+    """(5 - -5) / sqrt(3^2 + 4^2) = 2."""
+    assert difference_in_standard_errors(Estimate(5.0, 3.0), Estimate(-5.0, 4.0)) == pytest.approx(2.0)
+    assert difference_in_standard_errors(Estimate(-5.0, 4.0), Estimate(5.0, 3.0)) == pytest.approx(-2.0)
+
+
+@pytest.mark.parametrize(("one", "other"), [(None, 1.0), (1.0, None), (0.0, 0.0)])
+def test_no_difference_without_standard_errors(one, other):
+    assert difference_in_standard_errors(Estimate(1.0, one), Estimate(2.0, other)) is None
+
+
+def test_order_with_one_swap():
+    found = order_agreement(ranked(a=4, b=2, c=3, d=1), ranked(a=40, b=30, c=20, d=10))
+    assert (found.pairs, found.agreeing, found.is_whole) == (6, 5, False)
+    assert found.tau == pytest.approx((5 - 1) / 6)
+
+
+def test_tau_is_scipys_for_every_order():
+    for order in permutations(range(4)):
+        measured = dict(zip("abcd", order, strict=True))
+        found = order_agreement(ranked(**measured), ranked(a=0, b=1, c=2, d=3))
+        assert found.tau == pytest.approx(kendalltau(order, range(4)).statistic)
+        assert found.is_whole == (order == (0, 1, 2, 3))
+
+
+def test_a_tie_neither_agrees_nor_disagrees():
+    found = order_agreement(ranked(a=1, b=1, c=2), ranked(a=1, b=2, c=3))
+    assert (found.pairs, found.agreeing) == (3, 2)
+    assert found.tau == pytest.approx(2 / 3)
+
+
+def test_only_clear_pairs_are_clear():
+    """a and b are apart by 0.1 / sqrt(0.02) < 2 standard errors in the paper, b and c by 14 in both."""
+    found = order_agreement(ranked(a=1, b=2, c=0), ranked(a=2.1, b=2.0, c=1))
+    assert (found.pairs, found.agreeing) == (3, 2)
+    assert (found.clear, found.clear_agreeing) == (2, 2)
+    reversed_order = order_agreement(ranked(a=0, b=1), ranked(a=1, b=0))
+    assert (reversed_order.clear, reversed_order.clear_agreeing, reversed_order.tau) == (1, 0, -1)
+
+
+def test_without_standard_errors_nothing_is_said_of_clear_pairs():
+    found = order_agreement({"a": Estimate(1.0), "b": Estimate(2.0, 0.1)}, ranked(a=1, b=2))
+    assert (found.agreeing, found.clear, found.clear_agreeing) == (1, None, None)
+
+
+def test_only_estimators_that_both_have_are_ranked():
+    assert order_agreement(ranked(a=1, own=2), ranked(a=1, b=2)) is None
+    assert order_agreement(ranked(a=1, own=5, b=2), ranked(a=1, b=2, c=3)).pairs == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "seeds", "said"),
+    [
+        ([20_000], [2, 2], "20,000 of the paper's 1,000,000 steps, 2 of 5 seeds"),
+        ([20_000], [1, 2], "20,000 of the paper's 1,000,000 steps, 1 to 2 of 5 seeds"),
+        ([10, 20], [5], "10 to 20 of the paper's 1,000,000 steps, the paper's 5 seeds"),
+        ([1_000_000], [5, 5], "the paper's 1,000,000 steps, the paper's 5 seeds"),
+        ([1_000_000], [7], "the paper's 1,000,000 steps, 7 seeds (the paper: 5)"),
+        ([], [], "no run is finished"),
+    ],
+)
+def test_the_scale_of_training_runs(steps, seeds, said):
+    assert training_scale(steps, seeds, 1_000_000, 5) == said
+
+
+def test_the_scale_of_toy_runs():
+    assert toy_scale(500, 2000, 1) == "500 of the paper's 2,000 iterations, 1 seed"
+    assert toy_scale(2000, 2000, 5) == "the paper's 2,000 iterations, 5 seeds"
