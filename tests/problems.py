@@ -138,9 +138,36 @@ def make_logits(family: type[Distribution], batch: tuple[int, ...] = (2,), seed:
     return scale * np.random.default_rng(seed).normal(size=(*batch, *VARIABLES[family]))
 
 
-def make_estimator(name: str, samples: int, problem: Problem | None = None) -> Estimator:
-    """The registered estimator, with the exact mean of f where it asks for that."""
+FEATURES = 4
+"""The features of the context of a surrogate."""
+
+
+def make_estimator(
+    name: str, samples: int, problem: Problem | None = None, batch: tuple[int, ...] = (2,), variables: int | None = None
+) -> Estimator:
+    """The registered estimator, with the exact mean of f or the context where it asks for that."""
     estimator = make(name, samples=samples)
     if isinstance(estimator, dcv.RStar) and problem is not None:
         return dataclasses.replace(estimator, expected_f=problem.expected_f)
+    if isinstance(estimator, dcv.Surrogate):
+        (default,) = VARIABLES[dcv.Bernoulli]
+        context = np.random.default_rng(8).normal(size=(*batch, FEATURES))
+        return dataclasses.replace(
+            estimator, variables=variables or default, features=FEATURES, directions=2, context=context
+        )
     return estimator
+
+
+def make_coefficients(estimator: Estimator, value: float) -> dict[str, Any]:
+    """Coefficients that are far from their start: numbers equal to `value`, and random matrices made from it."""
+    generator = np.random.default_rng(int(1000 * abs(value)))
+
+    def scattered(start):
+        if isinstance(start, dict):
+            return {name: scattered(entry) for name, entry in start.items()}
+        return generator.normal(size=np.shape(start)) if np.ndim(start) else value
+
+    coefficients = scattered(estimator.coefficients())
+    for name in estimator.averaged:
+        coefficients[name] = coefficients[name] @ coefficients[name].T
+    return coefficients

@@ -15,10 +15,12 @@ from doublecv.estimators import (
     Estimator,
     Evaluation,
     MuProp,
+    QuadraticDoubleCV,
     Rebar,
     Reinforce,
     Relax,
     RStar,
+    Surrogate,
 )
 
 __version__ = "0.1.0"
@@ -33,10 +35,12 @@ __all__ = [
     "Estimator",
     "Evaluation",
     "MuProp",
+    "QuadraticDoubleCV",
     "RStar",
     "Rebar",
     "Reinforce",
     "Relax",
+    "Surrogate",
     "diagnostics",
     "estimators",
 ]

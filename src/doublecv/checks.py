@@ -16,6 +16,15 @@ def check_estimator(estimator: Any) -> None:
         )
 
 
+def check_pullback(estimator: Estimator, pullback: Any) -> None:
+    """Raise where a pullback is given to an estimator that learns from the logits' gradient alone."""
+    if pullback is not None and estimator.averaged:
+        raise ValueError(
+            f"pullback was given, but {type(estimator).__name__} learns its coefficients from moments of the logits' "
+            f"gradient; leave pullback out, or make the estimator with learning='gradient'"
+        )
+
+
 def check_returned_shape(what: str, values: Any, wanted: Shape) -> None:
     """Raise unless what f returned is an array of the shape `wanted`."""
     given = tuple(values.shape) if hasattr(values, "shape") else type(values).__name__

@@ -104,6 +104,10 @@ class Distribution(ABC):
         """The product M v with M = E[s(x) (x - mu)^T]."""
 
     @abstractmethod
+    def third_moment(self, v: Float[Array, "*points"]) -> Float[Array, "*points"]:
+        """E[s(x) ((x - mu)^T v)^2], to which only the variable that s belongs to contributes."""
+
+    @abstractmethod
     def log_prob(self, x: Float[Array, "*points"]) -> Float[Array, "*leading"]:
         """log q(x), summed over the event; linear in x between the corners."""
 
@@ -166,6 +170,10 @@ class Bernoulli(Distribution):
     def covariance(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         """M v = mu (1 - mu) v."""
         return self.mean * self.complement * v
+
+    def third_moment(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
+        """mu (1 - mu) (1 - 2 mu) v^2."""
+        return self.covariance((self.complement - self.mean) * v**2)
 
     def log_prob(self, x: Float[Array, "*leading D"]) -> Float[Array, "*leading"]:
         """sum_i x_i logits_i - log(1 + exp(logits_i))."""
@@ -235,6 +243,11 @@ class Categorical(Distribution):
         """M v = mu (v - <mu, v>) for each variable."""
         mean = self.mean
         return mean * (v - self.xp.sum(mean * v, axis=-1, keepdims=True))
+
+    def third_moment(self, v: Float[Array, "*leading D C"]) -> Float[Array, "*leading D C"]:
+        """mu ((v - <mu, v>)^2 - <mu, (v - <mu, v>)^2>) for each variable."""
+        centred = v - self.xp.sum(self.mean * v, axis=-1, keepdims=True)
+        return self.covariance(centred**2)
 
     def log_prob(self, x: Float[Array, "*leading D C"]) -> Float[Array, "*leading"]:
         """sum_ic x_ic log mu_ic."""

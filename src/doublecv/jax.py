@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from doublecv.arrays import register_pytree
-from doublecv.checks import check_estimator, check_returned_shape, differentiated_twice
+from doublecv.checks import check_estimator, check_pullback, check_returned_shape, differentiated_twice
 from doublecv.distributions import Bernoulli, Categorical, Distribution, event_size
 from doublecv.estimators import Estimator, Evaluation
 
@@ -70,7 +70,8 @@ def expect(
       over `q.detach()` to hold them constant, as an ELBO with log q(x) in f wants it;
     - in the coefficients: the derivative of the mean square of the estimate (over batch and coordinates), so that any
       optimiser that descends along it reduces the variance. A batch element counts with the absolute weight that it
-      has in the loss, so that neither a loss that is maximised nor one with padded examples misleads it.
+      has in the loss, so that neither a loss that is maximised nor one with padded examples misleads it. Coefficients
+      that are running averages (`estimator.averaged`) get themselves minus this step's values, for `optax.sgd(0.01)`.
 
     Args:
         f: a function from `[K, *batch, *event]` to `[K, *batch]` that treats samples and batch elements one by one. It
@@ -85,6 +86,7 @@ def expect(
         pullback: where it is given, the coefficients' gradient is that of the squared norm of `pullback(gradient)`:
             with `logits, pullback = jax.vjp(encode, parameters)`, of the gradient in the encoder's parameters.
     """
+    check_pullback(estimator, pullback)
     held, noise = _prepare(q, estimator, coefficients, key)
     x = estimator.draw(held, noise)
     side = _side(f, held, noise, x, estimator, coefficients)
@@ -112,6 +114,7 @@ def estimate(
     batch. Nothing of f but its derivative in x is computed, so this is the form for logits that are themselves the
     parameters, for diagnostics, and for use outside automatic differentiation.
     """
+    check_pullback(estimator, pullback)
     held, noise = _prepare(q, estimator, coefficients, key)
     x = estimator.draw(held, noise)
     values, df = evaluate(f, x, differentiate=estimator.needs_df)
@@ -211,19 +214,25 @@ def _gradients(
     side: _Side,
     weight: Float[Array, "*batch"],
 ) -> tuple[Any, Any]:
-    """The estimate, and the derivative in the coefficients of its square, weighted by the loss's weights."""
+    """The estimate, and the derivative in the coefficients of its square, weighted by the loss's weights.
+
+    Coefficients that the estimator learns from something else get the derivative of that.
+    """
 
     def formula(coefficients: Mapping[str, Any], control: tuple[Any, Any]) -> Any:
-        return estimator.gradient(q, Evaluation(x, values, df, *side.at_mean, *control), coefficients)
+        evaluation = Evaluation(x, values, df, *side.at_mean, *control)
+        return estimator.gradient_and_loss(q, evaluation, coefficients, weight)
 
-    gradient, formula_pullback = jax.vjp(formula, coefficients, side.control)
+    (gradient, loss), formula_pullback = jax.vjp(formula, coefficients, side.control)
     if pullback is None:
         cotangent = 2 / max(1, event_size(q)) * q.weigh(jnp.abs(weight), gradient)
     else:
         weighted = q.weigh(weight, gradient).astype(q.logits.dtype)
         pulled_back, pushforward = jax.vjp(pullback, weighted)
         cotangent = 2 * q.weigh(weight, pushforward(pulled_back)[0])
-    coefficient_gradient, control_cotangent = formula_pullback(cotangent.astype(gradient.dtype))
+    coefficient_gradient, control_cotangent = formula_pullback(
+        (cotangent.astype(gradient.dtype), jax.tree.map(jnp.ones_like, loss))
+    )
     if side.control_pullback is not None:
         (through_control,) = side.control_pullback(control_cotangent)
         coefficient_gradient = jax.tree.map(jnp.add, coefficient_gradient, through_control)

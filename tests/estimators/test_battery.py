@@ -8,14 +8,14 @@ import pytest
 import doublecv as dcv
 from doublecv import estimators
 from doublecv.diagnostics import exact_gradient, exact_moments
-from problems import PROBLEMS, make_estimator, make_logits, make_problem
+from problems import PROBLEMS, make_coefficients, make_estimator, make_logits, make_problem
 
 ALPHAS = (0.0, -1.0, 0.7)
 
 
 def bias(estimator, problem, q, alpha):
     """The largest difference between the estimator's exact mean and the exact gradient."""
-    coefficients = dict.fromkeys(estimator.coefficients(), alpha)
+    coefficients = make_coefficients(estimator, alpha)
     moments = exact_moments(estimator, problem.f, q, coefficients, problem.df)
     return np.max(np.abs(moments.mean - exact_gradient(problem.f, q)))
 
@@ -53,27 +53,38 @@ def test_the_battery_runs_every_name_and_family():
 class CorrectionDropped(dcv.DoubleCV):
     """Double CV that forgets -alpha M d."""
 
-    def formula(self, q, evaluation, coefficients):
-        right = super().formula(q, evaluation, coefficients)
-        return right + coefficients["alpha"] * q.covariance(q.xp.mean(evaluation.df, axis=0))
+    def linear_parts(self, q, evaluation):
+        g0, h = super().linear_parts(q, evaluation)
+        return g0, {"alpha": h["alpha"] + q.covariance(q.xp.mean(evaluation.df, axis=0))}
 
 
 @dataclasses.dataclass(frozen=True)
 class SignFlipped(dcv.DoubleCV):
     """Double CV that adds alpha M d."""
 
-    def formula(self, q, evaluation, coefficients):
-        right = super().formula(q, evaluation, coefficients)
-        return right + 2 * coefficients["alpha"] * q.covariance(q.xp.mean(evaluation.df, axis=0))
+    def linear_parts(self, q, evaluation):
+        g0, h = super().linear_parts(q, evaluation)
+        return g0, {"alpha": h["alpha"] + 2 * q.covariance(q.xp.mean(evaluation.df, axis=0))}
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnGradient(dcv.DoubleCV):
     """Double CV whose surrogate uses the gradients of all samples, the current one's too."""
 
-    def formula(self, q, evaluation, coefficients):
+    def linear_parts(self, q, evaluation):
         mean = q.xp.broadcast_to(q.xp.mean(evaluation.df, axis=0), evaluation.df.shape)
-        return super().formula(q, dataclasses.replace(evaluation, df=mean), coefficients)
+        return super().linear_parts(q, dataclasses.replace(evaluation, df=mean))
+
+
+@dataclasses.dataclass(frozen=True)
+class SquareNotCorrected(dcv.QuadraticDoubleCV):
+    """The quadratic form without its second correction."""
+
+    def linear_parts(self, q, evaluation):
+        g0, h = super().linear_parts(q, evaluation)
+        n = q.dot(evaluation.df, q.covariance(evaluation.df))
+        dropped = q.xp.mean(q.weigh(1 / n, q.third_moment(evaluation.df)), axis=0)
+        return g0, h | {"current_square": h["current_square"] + dropped}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +95,7 @@ class NotDebiased(dcv.ARMS):
         return super().formula(q, evaluation, coefficients) / self.coupling.independence(q, self.samples)
 
 
-@pytest.mark.parametrize("broken", [CorrectionDropped, SignFlipped, OwnGradient, NotDebiased])
+@pytest.mark.parametrize("broken", [CorrectionDropped, SignFlipped, OwnGradient, SquareNotCorrected, NotDebiased])
 @pytest.mark.parametrize("samples", [2, 3, 4])
 def test_the_battery_catches_a_broken_estimator(broken, samples):
     problem = make_problem("network", dcv.Bernoulli)

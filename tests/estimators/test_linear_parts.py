@@ -1,4 +1,4 @@
-"""Estimators that state linear parts: the parts are the formula, unless a subclass states another formula."""
+"""Estimators that are linear in their coefficients: their parts, and the best coefficients from moments."""
 
 import dataclasses
 
@@ -7,60 +7,148 @@ import pytest
 
 import doublecv as dcv
 from doublecv import estimators
-from doublecv.estimators import Evaluation
-from problems import make_logits, make_problem
+from doublecv.diagnostics import optimal_coefficients
+from doublecv.diagnostics.exact import enumerate_outcomes
+from doublecv.estimators import Evaluation, LinearEstimator
+from doublecv.estimators.linear import least_variance
+from problems import make_coefficients, make_logits, make_problem
 
-WITH_PARTS = [name for name in estimators.names() if estimators.make(name, samples=4).has_linear_parts]
+LINEAR = [name for name in estimators.names() if isinstance(estimators.make(name, samples=4), LinearEstimator)]
 
 
-def test_all_forms_of_double_cv_state_them():
-    assert WITH_PARTS == ["double-cv", "double-cv-mean", "double-cv-current", "double-cv-others"]
+def drawn(estimator, family, seed=0):
+    """A problem, q, and an evaluation at drawn samples."""
+    problem, q = make_problem("network", family), family(logits=make_logits(family))
+    x = estimator.draw(q, np.random.default_rng(seed).random(estimator.noise_shape(q)))
+    return q, Evaluation(x, problem.f(x), problem.df(x), problem.f(q.mean), problem.df(q.mean))
+
+
+def test_which_estimators_are_linear():
+    assert {"reinforce", "double-cv", "double-cv-mean", "double-cv-moments", "quadratic-double-cv"} <= set(LINEAR)
+    assert "rloo" not in LINEAR
 
 
 @pytest.mark.parametrize("family", [dcv.Bernoulli, dcv.Categorical])
-@pytest.mark.parametrize("name", WITH_PARTS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_the_parts_have_the_coefficients_names_and_sum_up(name, family):
-    problem, estimator = make_problem("network", family), estimators.make(name, samples=4)
-    q = family(logits=make_logits(family))
-    x = estimator.draw(q, np.random.default_rng(0).random(estimator.noise_shape(q)))
-    evaluation = Evaluation(x, problem.f(x), problem.df(x), problem.f(q.mean), problem.df(q.mean))
+    estimator = estimators.make(name, samples=4)
+    if family not in estimator.families:
+        pytest.skip("for Bernoulli alone")
+    q, evaluation = drawn(estimator, family)
     g0, h = estimator.linear_parts(q, evaluation)
-    assert h.keys() == estimator.coefficients().keys()
-    np.testing.assert_allclose(estimator.gradient(q, evaluation, {"alpha": 0.3}), g0 + 0.3 * h["alpha"], rtol=1e-12)
+    assert h.keys() == estimator.starts().keys()
+    coefficients = make_coefficients(estimator, 0.3)
+    numbers = estimator.numbers(coefficients)
+    assert numbers.keys() == h.keys()
+    wanted = g0 + sum(numbers[coefficient] * h[coefficient] for coefficient in h)
+    np.testing.assert_allclose(estimator.gradient(q, evaluation, coefficients), wanted, rtol=1e-12)
 
 
-@dataclasses.dataclass(frozen=True)
-class Doubled(dcv.DoubleCV):
-    """Double CV with another formula, whose inherited parts no longer tell the truth."""
+@pytest.mark.parametrize("estimator", [dcv.DoubleCV(2), dcv.QuadraticDoubleCV(3), dcv.Reinforce(2, True)], ids=str)
+def test_exact_moments_give_the_coefficients_of_least_variance(estimator):
+    problem, q = make_problem("network", dcv.Bernoulli), dcv.Bernoulli(logits=make_logits(dcv.Bernoulli))
+    outcomes = enumerate_outcomes(estimator, problem.f, q, problem.df)
+    g0, h = estimator.linear_parts(outcomes.q, outcomes.evaluation)
+    parts = [g0, *h.values()]
+    moments = np.array([[np.sum(outcomes.expectation(a * b)) for b in parts] for a in parts])
+    best = optimal_coefficients(estimator, problem.f, q, df=problem.df)
 
-    def formula(self, q, evaluation, coefficients):
-        return 2 * super().formula(q, evaluation, coefficients)
+    def variance(numbers):
+        vector = np.array([1.0, *numbers])
+        return vector @ moments @ vector
 
-
-def test_another_formula_is_not_passed_over_in_torch():
-    torch = pytest.importorskip("torch")
-    from doublecv.torch import Expectation
-
-    def gradients(estimator):
-        logits = torch.linspace(-1, 1, 4, dtype=torch.float64, requires_grad=True)
-        generator = torch.Generator().manual_seed(0)
-        Expectation(estimator).double()(lambda x: x.sum(-1) ** 2, dcv.Bernoulli(logits), generator=generator).backward()
-        return logits.grad
-
-    assert not Doubled(2).has_linear_parts
-    torch.testing.assert_close(gradients(Doubled(2)), 2 * gradients(dcv.DoubleCV(2)))
+    # The ridge moves the solution, but hardly the variance, of which it is the minimum.
+    assert variance(least_variance(moments)) <= variance(best.values()) * 1.01
+    assert variance(best.values()) < 0.9 * moments[0, 0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Nothing(dcv.Estimator):
-    """An estimator that states no equation."""
-
-    @property
-    def name(self):
-        return "nothing"
+def test_a_control_variate_that_was_never_seen_gets_the_coefficient_zero():
+    moments = np.array([[4.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(least_variance(moments), [-0.5, 0.0], rtol=1e-3)
+    np.testing.assert_array_equal(least_variance(np.zeros((3, 3))), 0)
 
 
-def test_an_estimator_without_an_equation_says_so():
-    q = dcv.Bernoulli(np.zeros(2))
-    with pytest.raises(NotImplementedError, match="Nothing must state its formula or its linear parts"):
-        Nothing(1).gradient(q, Evaluation(np.zeros((1, 2)), np.zeros(1)), {})
+def test_the_loss_is_half_the_squared_distance_to_this_steps_moments():
+    estimator = dcv.DoubleCV(3, learning="moments")
+    q, evaluation = drawn(estimator, dcv.Bernoulli)
+    g0, h = estimator.linear_parts(q, evaluation)
+    weight = np.array([0.3, -0.1])
+    share = np.array([0.75, 0.25])[:, None] / 3
+    parts = np.stack([g0, h["alpha"]])
+    new = np.einsum("ibd,jbd,bd->ij", parts, parts, np.broadcast_to(share, g0.shape))
+    for moments in (np.zeros((2, 2)), np.ones((2, 2))):
+        _, loss = estimator.gradient_and_loss(q, evaluation, {"moments": moments}, weight)
+        np.testing.assert_allclose(loss, np.sum((moments - new) ** 2) / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("spoiled", ["nothing counts", "not finite"])
+def test_a_batch_that_says_nothing_leaves_the_moments(spoiled):
+    estimator = dcv.QuadraticDoubleCV(2)
+    q, evaluation = drawn(estimator, dcv.Bernoulli)
+    weight = np.zeros(2) if spoiled == "nothing counts" else np.ones(2)
+    if spoiled == "not finite":
+        evaluation = dataclasses.replace(evaluation, f=np.full_like(evaluation.f, np.nan))
+    _, loss = estimator.gradient_and_loss(q, evaluation, make_coefficients(estimator, 0.5), weight)
+    assert loss == 0
+
+
+def test_an_unknown_way_of_learning_is_refused():
+    with pytest.raises(ValueError, match="learning must be one of gradient, moments; got 'adam'"):
+        dcv.DoubleCV(2, learning="adam")
+    with pytest.raises(ValueError, match="surrogate must be one of"):
+        dcv.DoubleCV(2, surrogate="taylor", learning="moments")
+
+
+def test_the_quadratic_form_has_double_cv_as_a_case():
+    for samples in (2, 3, 4):
+        quadratic = dcv.QuadraticDoubleCV(samples, learning="gradient")
+        q, evaluation = drawn(quadratic, dcv.Bernoulli)
+        numbers = dict(quadratic.starts(), current=0.7, crossed=-0.7 / (samples - 1))
+        if samples > 2:
+            numbers["others"] = -0.7 * (samples - 2) / (samples - 1)
+        wanted = dcv.DoubleCV(samples).gradient(q, evaluation, {"alpha": 0.7})
+        np.testing.assert_allclose(quadratic.gradient(q, evaluation, numbers), wanted, rtol=1e-12)
+
+
+def test_a_quadratic_f_loses_most_of_its_variance_where_double_cv_gains_nothing():
+    q = dcv.Bernoulli(logits=np.zeros(4))
+
+    def f(x):
+        return np.mean((x - 0.499) ** 2, axis=-1)
+
+    def df(x):
+        return 2 * (x - 0.499) / 4
+
+    best = {name: optimal_coefficients(estimators.make(name, samples=2), f, q, df=df) for name in LINEAR}
+
+    def total(estimator, numbers):
+        return dcv.diagnostics.exact_moments(estimator, f, q, numbers, df).variance.sum()
+
+    rloo = total(dcv.RLOO(2), {})
+    assert total(dcv.DoubleCV(2), best["double-cv"]) > 0.4 * rloo
+    quadratic = dcv.QuadraticDoubleCV(2, learning="gradient")
+    assert total(quadratic, best["quadratic-double-cv"]) < 0.02 * rloo
+
+
+def test_a_larger_f_changes_nothing_but_the_estimates_size():
+    estimator = dcv.QuadraticDoubleCV(3, learning="gradient")
+    q, evaluation = drawn(estimator, dcv.Bernoulli)
+    scaled = dataclasses.replace(evaluation, f=1e6 * evaluation.f, df=1e6 * evaluation.df)
+    linear = {"current", "crossed", "own", "others"}
+    numbers = dict.fromkeys(estimator.starts(), 0.4)
+    larger = {name: number if name in linear else 1e6 * number for name, number in numbers.items()}
+    np.testing.assert_allclose(
+        estimator.gradient(q, scaled, larger), 1e6 * estimator.gradient(q, evaluation, numbers), rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_extreme_logits_and_a_flat_f_stay_finite(dtype):
+    estimator = dcv.QuadraticDoubleCV(2)
+    q = dcv.Bernoulli(logits=np.array([-200.0, -90.0, 0.0, 90.0, 200.0], dtype))
+    x = estimator.draw(q, np.random.default_rng(0).random((2, 5)).astype(dtype))
+    for slope in (0.0, 1.0):
+        evaluation = Evaluation(x, slope * x.sum(-1), np.full_like(x, slope))
+        _, loss = estimator.gradient_and_loss(q, evaluation, make_coefficients(estimator, 0.5), np.ones((), dtype))
+        assert np.isfinite(loss)
+        assert np.isfinite(estimator.gradient(q, evaluation, make_coefficients(estimator, 0.5))).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from doublecv.arrays import Array
 from doublecv.diagnostics.drawn import mean_over_draws
 from doublecv.diagnostics.exact import enumerate_outcomes
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator
+from doublecv.estimators import Estimator, Evaluation, LinearEstimator
 
 if TYPE_CHECKING:
     from jaxtyping import Float, PRNGKeyArray
@@ -38,22 +38,24 @@ def optimal_coefficients(
         draws: how many draws the expectations are taken over, with a key.
         df: the gradient of f in x, for NumPy arrays; JAX and torch find it by themselves.
     """
-    if not estimator.linear:
-        raise ValueError(
-            f"estimator must be linear in its coefficients, got {type(estimator).__name__}, which is not; "
-            f"descend along the coefficients' gradient instead"
-        )
-    names = list(estimator.coefficients())
+    if not isinstance(estimator, LinearEstimator):
+        if not estimator.linear:
+            raise ValueError(
+                f"estimator must be linear in its coefficients, got {type(estimator).__name__}, which is not; "
+                f"descend along the coefficients' gradient instead"
+            )
+        return {}
+    names = list(estimator.starts())
     if not names:
         return {}
     if key is None:
         outcomes = enumerate_outcomes(estimator, f, q, df)
-        parts = _linear_parts(outcomes.estimates, names)
+        parts = _parts(estimator, outcomes.q, outcomes.evaluation)
         products = np.array([[float(q.xp.sum(outcomes.expectation(a * b))) for b in parts] for a in parts])
     elif draws is None:
         raise ValueError("draws is None, but a key was given: say how many draws the means are over")
     else:
-        products = np.asarray(mean_over_draws(_drawn_products(estimator, f, q, names), key, draws), dtype=float)
+        products = np.asarray(mean_over_draws(_drawn_products(estimator, f, q), key, draws), dtype=float)
     # lstsq and not solve: a control variate that is always 0 has no best coefficient, and 0 will do.
     best = np.linalg.lstsq(products[1:, 1:], -products[1:, 0], rcond=None)[0]
     return {name: float(value) for name, value in zip(names, best, strict=True)}
@@ -71,30 +73,29 @@ def optimal_alpha(
 
     The arguments are those of `optimal_coefficients`.
     """
-    if estimator.coefficients().keys() != {"alpha"}:
+    names = estimator.starts() if isinstance(estimator, LinearEstimator) else estimator.coefficients()
+    if names.keys() != {"alpha"}:
         raise ValueError(
-            f"estimator must have alpha as its one coefficient, got {type(estimator).__name__} with "
-            f"{sorted(estimator.coefficients())}"
+            f"estimator must have alpha as its one coefficient, got {type(estimator).__name__} with {sorted(names)}"
         )
     return optimal_coefficients(estimator, f, q, key, draws, df)["alpha"]
 
 
-def _linear_parts(estimate: Callable[[Mapping[str, Any]], Array], names: list[str]) -> list[Array]:
+def _parts(estimator: LinearEstimator, q: Distribution, evaluation: Evaluation) -> list[Array]:
     """g0 and every h_i of g = g0 + sum_i c_i h_i."""
-    g0 = estimate(dict.fromkeys(names, 0.0))
-    return [g0] + [estimate({name: float(name == unit) for name in names}) - g0 for unit in names]
+    g0, h = estimator.linear_parts(q, evaluation)
+    return [g0, *h.values()]
 
 
 def _drawn_products(
-    estimator: Estimator, f: Callable[[Array], Array], q: Distribution, names: list[str]
+    estimator: LinearEstimator, f: Callable[[Array], Array], q: Distribution
 ) -> Callable[[Any], Float[Array, "parts parts"]]:
     import jax.numpy as jnp
 
     from doublecv.jax import estimate
 
     def products(key: Any) -> Any:
-        evaluation = estimate(f, q, estimator, estimator.coefficients(), key).evaluation
-        parts = jnp.stack(_linear_parts(lambda c: estimator.gradient(q, evaluation, c), names))
+        parts = jnp.stack(_parts(estimator, q, estimate(f, q, estimator, estimator.coefficients(), key).evaluation))
         flat = parts.reshape(len(parts), -1)
         return flat @ flat.T
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from doublecv.arrays import Array
 from doublecv.diagnostics.coefficients import optimal_coefficients
 from doublecv.diagnostics.drawn import variance
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator
+from doublecv.estimators import Estimator, LinearEstimator
 
 if TYPE_CHECKING:
     from jaxtyping import PRNGKeyArray
@@ -100,14 +100,14 @@ def compare(
     fit_key, measure_key = jax.random.split(key)
 
     def row(estimator: Estimator) -> Row:
-        chosen: Mapping[str, Any]
-        if estimator.name in given:
-            chosen = given[estimator.name]
-        elif estimator.linear:
+        measured_estimator, chosen = estimator, given.get(estimator.name)
+        if chosen is None and estimator.linear:
             chosen = optimal_coefficients(estimator, f, q, fit_key, draws)
-        else:
+            if isinstance(estimator, LinearEstimator):
+                measured_estimator = replace(estimator, learning="gradient")
+        elif chosen is None:
             chosen = estimator.coefficients()
-        measured = variance(f, q, estimator, chosen, measure_key, draws)
+        measured = variance(f, q, measured_estimator, chosen, measure_key, draws)
         return Row(estimator.name, estimator.samples, chosen, *measured, estimator.evaluations)
 
     return Comparison(tuple(row(estimator) for estimator in estimators))

@@ -7,13 +7,16 @@ from doublecv.estimators.base import Estimator
 from doublecv.estimators.disarm import DisARM
 from doublecv.estimators.double_cv import DoubleCV
 from doublecv.estimators.evaluation import Evaluation
+from doublecv.estimators.linear import LinearEstimator
 from doublecv.estimators.muprop import MuProp
+from doublecv.estimators.quadratic_double_cv import QuadraticDoubleCV
 from doublecv.estimators.rebar import Rebar
 from doublecv.estimators.registry import make, names, register
 from doublecv.estimators.reinforce import Reinforce
 from doublecv.estimators.relax import Relax
 from doublecv.estimators.rloo import RLOO
 from doublecv.estimators.rstar import RStar
+from doublecv.estimators.surrogate import Surrogate
 
 register("reinforce", Reinforce)
 register("r-star", RStar)
@@ -22,6 +25,10 @@ register("double-cv", DoubleCV)
 register("double-cv-mean", partial(DoubleCV, surrogate="mean"))
 register("double-cv-current", partial(DoubleCV, keep="current"))
 register("double-cv-others", partial(DoubleCV, keep="others"))
+register("double-cv-moments", partial(DoubleCV, learning="moments"))
+register("quadratic-double-cv", QuadraticDoubleCV)
+register("quadratic-double-cv-gradient", partial(QuadraticDoubleCV, learning="gradient"))
+register("surrogate-quadratic-double-cv", lambda samples: Surrogate(QuadraticDoubleCV(samples)))
 register("muprop", MuProp)
 register("disarm", DisARM)
 register("arms", ARMS)
@@ -35,11 +42,14 @@ __all__ = [
     "DoubleCV",
     "Estimator",
     "Evaluation",
+    "LinearEstimator",
     "MuProp",
+    "QuadraticDoubleCV",
     "RStar",
     "Rebar",
     "Reinforce",
     "Relax",
+    "Surrogate",
     "make",
     "names",
     "register",

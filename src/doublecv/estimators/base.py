@@ -92,6 +92,15 @@ class Estimator(ABC):
         """The learnable coefficients and their start."""
         return {}
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The names of coefficients that are running averages: rate 0.01 of plain descent, and no other, moves them."""
+        return ()
+
+    def numbers(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
+        """The coefficients as they enter the equation, where they are learned as something else."""
+        return dict(coefficients)
+
     def control(
         self,
         f: Callable[[Array], Array],
@@ -132,29 +141,41 @@ class Estimator(ABC):
         self.check_evaluation(q, evaluation)
         return self.formula(q, evaluation, coefficients)
 
+    @final
+    def gradient_and_loss(
+        self,
+        q: Distribution,
+        evaluation: Evaluation,
+        coefficients: Mapping[str, Any],
+        weight: Float[Array, "*batch"],
+    ) -> tuple[Float[Array, "*logits"], Float[Array, ""] | None]:
+        """The estimate and what the coefficients minimise besides its square, for a front-end to differentiate.
+
+        `weight` is the weight that each batch element has in the loss.
+        """
+        self.check_family(q)
+        self.check_coefficients(coefficients)
+        self.check_evaluation(q, evaluation)
+        return self.formula_and_loss(q, evaluation, coefficients, weight)
+
+    @abstractmethod
     def formula(
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
     ) -> Float[Array, "*logits"]:
-        """The estimator's equation; `gradient` calls it once the arguments are checked.
+        """The estimator's equation; `gradient` calls it once the arguments are checked."""
 
-        An estimator states this or, where it is linear in coefficients that are numbers, `linear_parts`.
+    def formula_and_loss(
+        self,
+        q: Distribution,
+        evaluation: Evaluation,
+        coefficients: Mapping[str, Any],
+        weight: Float[Array, "*batch"],
+    ) -> tuple[Float[Array, "*logits"], Float[Array, ""] | None]:
+        """The estimator's equation, and None where its coefficients have nothing to minimise but the estimate's square.
+
+        A coefficient that is learned from something else is held constant in the equation, and enters the loss.
         """
-        estimate, parts = self.linear_parts(q, evaluation)
-        for name, part in parts.items():
-            estimate = estimate + coefficients[name] * part
-        return estimate
-
-    def linear_parts(
-        self, q: Distribution, evaluation: Evaluation
-    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
-        """g0 and h of g0 + sum_i c_i h_i: the derivative in the coefficients is h, with nothing to differentiate."""
-        raise NotImplementedError(f"{type(self).__name__} must state its formula or its linear parts")
-
-    @property
-    @final
-    def has_linear_parts(self) -> bool:
-        """Whether the linear parts are all there is to the formula."""
-        return type(self).formula is Estimator.formula
+        return self.formula(q, evaluation, coefficients), None
 
     @final
     def check_family(self, q: Distribution) -> None:

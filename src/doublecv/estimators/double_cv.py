@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
-from doublecv.estimators.base import Estimator
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.leave_one_out import leave_one_out
+from doublecv.estimators.linear import LinearEstimator
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -19,7 +19,7 @@ Half = Literal["both", "current", "others"]
 
 
 @dataclass(frozen=True)
-class DoubleCV(Estimator):
+class DoubleCV(LinearEstimator):
     """Double control variates (Titsias and Shi, 2022), with the equation
 
         g = 1/K sum_k [f(x_k) + alpha b_k - 1/(K-1) sum_{j != k} (f(x_j) + alpha b_j)] s(x_k) - alpha M d
@@ -44,7 +44,8 @@ class DoubleCV(Estimator):
     minimum_samples: ClassVar[int] = 2
 
     def check_options(self) -> None:
-        """Raise where `surrogate` or `keep` is unknown."""
+        """Raise where `surrogate`, `keep` or `learning` is unknown."""
+        super().check_options()
         for field, choices in (("surrogate", get_args(SurrogateName)), ("keep", get_args(Half))):
             if (value := getattr(self, field)) not in choices:
                 raise ValueError(f"{field} must be one of {', '.join(choices)}; got {value!r}")
@@ -53,7 +54,8 @@ class DoubleCV(Estimator):
     def name(self) -> str:
         """The registry's name."""
         variants = [] if self.surrogate == "leave-one-out" else [self.surrogate]
-        return "-".join(["double-cv", *variants, *([] if self.keep == "both" else [self.keep])])
+        keep = [] if self.keep == "both" else [self.keep]
+        return "-".join(["double-cv", *variants, *keep, *self.averaged])
 
     @property
     def needs_df(self) -> bool:
@@ -65,7 +67,7 @@ class DoubleCV(Estimator):
         """The mean-field surrogate is made of the gradient at the mean."""
         return self.surrogate == "mean"
 
-    def coefficients(self) -> dict[str, Any]:
+    def starts(self) -> dict[str, float]:
         """alpha, the regression coefficient, which starts at 0 as in the paper."""
         return {"alpha": 0.0}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
-from doublecv.estimators.base import Estimator
 from doublecv.estimators.evaluation import Evaluation
+from doublecv.estimators.linear import LinearEstimator
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -23,7 +22,7 @@ def score_gradient(
 
 
 @dataclass(frozen=True)
-class Reinforce(Estimator):
+class Reinforce(LinearEstimator):
     """REINFORCE, with the equation
 
         g = 1/K sum_k (f(x_k) - c) s(x_k)
@@ -43,12 +42,15 @@ class Reinforce(Estimator):
         """The registry's name."""
         return "reinforce"
 
-    def coefficients(self) -> dict[str, Any]:
+    def starts(self) -> dict[str, float]:
         """The baseline c, where it is learned."""
         return {"baseline": 0.0} if self.learned_baseline else {}
 
-    def formula(
-        self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*logits"]:
-        """1/K sum_k (f_k - c) s_k."""
-        return score_gradient(q, evaluation.x, evaluation.f - coefficients.get("baseline", 0.0))
+    def linear_parts(
+        self, q: Distribution, evaluation: Evaluation
+    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
+        """g0 = 1/K sum_k f_k s_k and h = -1/K sum_k s_k."""
+        g0 = score_gradient(q, evaluation.x, evaluation.f)
+        if not self.learned_baseline:
+            return g0, {}
+        return g0, {"baseline": -score_gradient(q, evaluation.x, q.xp.ones_like(evaluation.f))}

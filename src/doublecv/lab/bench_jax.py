@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from math import sqrt
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from doublecv.distributions import Bernoulli
-from doublecv.estimators import Estimator, Relax
+from doublecv.estimators import Estimator, Relax, Surrogate
 from doublecv.jax import expect
 from doublecv.lab import bench_problem as problem
 from doublecv.lab import bench_training
@@ -46,6 +47,9 @@ def gradient(estimator: Estimator) -> Callable[[], None]:
 
 
 def _complete(estimator: Estimator, y: Float[Array, "batch pixels"]) -> Estimator:
+    if isinstance(estimator, Surrogate):
+        context = jax.random.normal(jax.random.key(3), (problem.BATCH, problem.FEATURES))
+        return replace(estimator, variables=problem.LATENTS, features=problem.FEATURES, context=context)
     if not isinstance(estimator, Relax):
         return estimator
     network = RelaxNetwork(problem.PIXELS, problem.LATENTS, jax.random.key(2))

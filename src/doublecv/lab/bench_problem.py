@@ -29,6 +29,9 @@ GRADIENT_DECODER = (LATENTS, HIDDEN, PIXELS)
 STEP_ENCODER, STEP_DECODER = (PIXELS, HIDDEN, HIDDEN, LATENTS), (LATENTS, HIDDEN, HIDDEN, PIXELS)
 """The layers of the VAE that is trained: the paper's nonlinear one."""
 
+FEATURES = HIDDEN + LATENTS
+"""The context of a learned surrogate: the encoder's last hidden layer and the logits."""
+
 NEGATIVE_SLOPE = 0.3
 """The slope of LeakyReLU below 0."""
 

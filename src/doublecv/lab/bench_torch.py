@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from doublecv.distributions import Bernoulli
-from doublecv.estimators import Estimator, Relax
+from doublecv.estimators import Estimator, Relax, Surrogate
 from doublecv.lab import bench_problem as problem
 from doublecv.lab.bench_problem import Workloads
 from doublecv.torch import Expectation
@@ -81,6 +81,9 @@ class _RelaxNetwork(nn.Module):
 
 
 def _complete(estimator: Estimator, y: Tensor) -> Estimator:
+    if isinstance(estimator, Surrogate):
+        context = torch.randn(problem.BATCH, problem.FEATURES)
+        return replace(estimator, variables=problem.LATENTS, features=problem.FEATURES, context=context)
     if not isinstance(estimator, Relax):
         return estimator
     return replace(estimator, network=_RelaxNetwork(), apply=lambda network, z: network(y, z))

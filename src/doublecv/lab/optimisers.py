@@ -54,6 +54,32 @@ class Adam(NamedTuple):
         return moved, Moments(first, second)
 
 
+AVERAGE_RATE = 0.01
+"""The rate of plain descent for coefficients that are running averages, whose gradient is them minus the new value."""
+
+
+class CoefficientOptimiser(NamedTuple):
+    """Adam for an estimator's coefficients, but plain descent for those that are running averages."""
+
+    adam: Adam
+    averaged: tuple[str, ...]
+
+    def start(self, coefficients: dict[str, Any]) -> Moments:
+        """Adam's averages before the first step."""
+        return self.adam.start(self._learned(coefficients))
+
+    def update(
+        self, coefficients: dict[str, Any], gradient: dict[str, Any], moments: Moments, step: Int[Array, ""]
+    ) -> tuple[dict[str, Any], Moments]:
+        """The coefficients and Adam's averages after the step of that number."""
+        moved, moments = self.adam.update(self._learned(coefficients), self._learned(gradient), moments, step)
+        averages = {name: coefficients[name] - AVERAGE_RATE * gradient[name] for name in self.averaged}
+        return {**moved, **averages}, moments
+
+    def _learned(self, tree: dict[str, Any]) -> dict[str, Any]:
+        return {name: leaf for name, leaf in tree.items() if name not in self.averaged}
+
+
 def average(decay: float, averages: Any, values: Any) -> Any:
     """decay * averages + (1 - decay) * values, leaf by leaf."""
     return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, averages, values)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from doublecv.estimators import make
 from doublecv.lab import checkpoint, run_folder, train_folder
 from doublecv.lab.data import Dataset
 from doublecv.lab.errors import InputError
@@ -42,6 +43,7 @@ class Run:
         self.plan, self.settings, self.folder, self.dataset, self.watch = plan, plan.settings, folder, dataset, watch
         self.identity = identity(plan) | {"training_images_crc32": zlib.crc32(dataset.train.tobytes())}
         self.seeds = plan.seed_numbers
+        self.estimator = make(plan.settings.estimator, plan.settings.samples)
         self.program: Program = make_step(plan.settings, dataset, self.seeds if plan.parallel_seeds else None)
         self.compare = make_comparison(plan.settings) if plan.settings.compare_variance else None
         self.seconds: list[tuple[float, int]] = []
@@ -108,7 +110,7 @@ class Run:
         return [
             {"kind": "train", "step": step, "seed": seed}
             | {name: float(getattr(report, name)[place]) for name in ("elbo", "encoder_variance", "logits_variance")}
-            | _scalars(self._of_seed(state, place).coefficients)
+            | _scalars(self.estimator.numbers(self._of_seed(state, place).coefficients))
             for place, seed in enumerate(self.seeds)
         ]
 

@@ -12,6 +12,7 @@ from its state ends with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,14 +20,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from doublecv.estimators import Estimator, Relax, make
+from doublecv.estimators import Estimator, Relax, Surrogate, make
 from doublecv.jax import expect
 from doublecv.lab import variance_tracker
 from doublecv.lab.batches import observe, order_of_epoch
 from doublecv.lab.data import Dataset
 from doublecv.lab.errors import InputError
 from doublecv.lab.objective import elbo
-from doublecv.lab.optimisers import Adam, Moments
+from doublecv.lab.optimisers import Adam, CoefficientOptimiser, Moments
 from doublecv.lab.random_bits import GENERATOR
 from doublecv.lab.relax_network import RelaxNetwork, relax_with_input
 from doublecv.lab.train_settings import TrainSettings
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 MODEL, NETWORK, ORDER, OBSERVE, DRAW = range(5)
 """What a random key is for; folded into the seed's key."""
+
+SURROGATE_DIRECTIONS = 100
+"""The directions of a learned surrogate, unless there are fewer latent variables."""
 
 
 class State(NamedTuple):
@@ -124,8 +128,8 @@ def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Arr
     """The state before step 0."""
     key = jax.random.key(seed, impl=GENERATOR)
     model = VAE(settings, pixels, jax.random.fold_in(key, MODEL))
-    logits = model.encoder.layers[-1].bias.shape[0]
-    coefficients = start_coefficients(settings, pixels, logits, jax.random.fold_in(key, NETWORK))
+    logits = model.encoder.outputs
+    coefficients = start_coefficients(settings, model, jax.random.fold_in(key, NETWORK))
     return State(
         model,
         _model_optimiser(settings).start(model),
@@ -137,20 +141,38 @@ def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Arr
     )
 
 
-def start_coefficients(settings: TrainSettings, pixels: int, logits: int, key: PRNGKeyArray) -> dict[str, Any]:
+def start_coefficients(settings: TrainSettings, model: VAE, key: PRNGKeyArray) -> dict[str, Any]:
     """The coefficients that the estimator starts with; the key is for the network of RELAX."""
-    estimator = make(settings.estimator, settings.samples)
+    estimator = sized_estimator(settings, model)
     if isinstance(estimator, Relax):
+        pixels, logits = model.encoder.inputs, model.encoder.outputs
         estimator = relax_with_input(RelaxNetwork(pixels, logits, key), jnp.zeros(pixels), settings.samples)
     coefficients: dict[str, Any] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), estimator.coefficients())
     return coefficients
 
 
-def estimator_at(settings: TrainSettings, coefficients: dict[str, Any], y: Float[Array, "*batch pixels"]) -> Estimator:
-    """The estimator; the network of RELAX reads y besides."""
+def sized_estimator(settings: TrainSettings, model: VAE) -> Estimator:
+    """The estimator of the settings, for the sizes of the model."""
     estimator = make(settings.estimator, settings.samples)
+    if isinstance(estimator, Surrogate):
+        variables = model.encoder.outputs
+        features = model.encoder.layers[-1].weight.shape[0] + variables
+        return replace(
+            estimator, variables=variables, features=features, directions=min(SURROGATE_DIRECTIONS, variables)
+        )
+    return estimator
+
+
+def estimator_at(
+    settings: TrainSettings, model: VAE, coefficients: dict[str, Any], y: Float[Array, "*batch pixels"]
+) -> Estimator:
+    """The estimator at a batch: the network of RELAX reads y, and a surrogate the encoder's hidden layer and logits."""
+    estimator = sized_estimator(settings, model)
     if isinstance(estimator, Relax):
         return relax_with_input(coefficients["network"], y, settings.samples)
+    if isinstance(estimator, Surrogate):
+        hidden = model.encoder.hidden(y)
+        return replace(estimator, context=jnp.concatenate([hidden, model.encoder.layers[-1](hidden)], axis=-1))
     return estimator
 
 
@@ -158,10 +180,11 @@ def _model_optimiser(settings: TrainSettings) -> Adam:
     return Adam(settings.rate)
 
 
-def _coefficient_optimiser(settings: TrainSettings) -> Adam:
+def _coefficient_optimiser(settings: TrainSettings) -> CoefficientOptimiser:
     """Adam with a longer memory for the relaxed control variates, whose coefficients' gradient is the noisiest."""
-    relaxed = make(settings.estimator, settings.samples).relaxed_points > 0
-    return Adam(settings.coefficient_learning_rate, first_decay=0.999 if relaxed else 0.9)
+    estimator = make(settings.estimator, settings.samples)
+    first_decay = 0.999 if estimator.relaxed_points else 0.9
+    return CoefficientOptimiser(Adam(settings.coefficient_learning_rate, first_decay), estimator.averaged)
 
 
 def _chunk(
@@ -228,7 +251,7 @@ def _loss(
     key: PRNGKeyArray,
 ) -> Float[Array, ""]:
     """-ELBO, the mean over the batch; `shift` is 0, and its gradient that of the logits."""
-    estimator = estimator_at(settings, coefficients, y)
+    estimator = estimator_at(settings, model, coefficients, y)
     pullback = None
     if estimator.relaxed_points:
         # The coefficients of the relaxed control variates reduce the encoder's gradient, not the logits'.

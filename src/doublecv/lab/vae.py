@@ -56,14 +56,27 @@ class Network(eqx.Module):
             Dense(inputs, outputs, key) for (inputs, outputs), key in zip(pairwise(widths), keys, strict=True)
         )
 
+    @property
+    def inputs(self) -> int:
+        """The number of coordinates that it reads."""
+        return self.layers[0].weight.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        """The number of coordinates that it returns."""
+        return self.layers[-1].weight.shape[1]
+
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
         """The network at every x."""
         # One axis of points: the compiler would transpose what a weight's gradient sums over two axes.
         points = x.reshape(-1, x.shape[-1])
-        *hidden, last = self.layers
-        for layer in hidden:
-            points = jax.nn.leaky_relu(layer(points), NEGATIVE_SLOPE)
-        return last(points).reshape(*x.shape[:-1], -1)
+        return self.layers[-1](self.hidden(points)).reshape(*x.shape[:-1], -1)
+
+    def hidden(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch hidden"]:
+        """What the last layer reads: the last hidden layer or, where there is none, x."""
+        for layer in self.layers[:-1]:
+            x = jax.nn.leaky_relu(layer(x), NEGATIVE_SLOPE)
+        return x
 
 
 class VAE(eqx.Module):

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator
+from doublecv.estimators import Estimator, LinearEstimator
+from doublecv.estimators.linear import least_variance
 from doublecv.jax import Function, estimate
 from doublecv.lab.batches import observe
 from doublecv.lab.objective import elbo
@@ -43,10 +44,11 @@ def make_comparison(
             of_name = replace(settings, estimator=name)
             coefficients: Any = trained
             if name != settings.estimator:
-                coefficients = start_coefficients(of_name, images.shape[-1], q.logits[0].size, start_key)
-            estimator = estimator_at(of_name, coefficients, y)
-            if name != settings.estimator and estimator.linear and coefficients:
-                coefficients = _best_coefficients(estimator, f, q, fit_key, settings.compare_draws)
+                coefficients = start_coefficients(of_name, model, start_key)
+            estimator = estimator_at(of_name, model, coefficients, y)
+            if name != settings.estimator and isinstance(estimator, LinearEstimator):
+                coefficients = best_coefficients(estimator, f, q, fit_key, settings.compare_draws)
+                estimator = replace(estimator, learning="gradient")
             return _variance(estimator, f, q, coefficients, measure_key, settings.compare_draws)
 
         return {name: variance(name) for name in settings.compare_variance}
@@ -72,21 +74,20 @@ def _variance(
     return jnp.mean(squares) / (draws - 1)
 
 
-def _best_coefficients(
-    estimator: Estimator, f: Function, q: Distribution, key: PRNGKeyArray, draws: int
+def best_coefficients(
+    estimator: LinearEstimator, f: Function, q: Distribution, key: PRNGKeyArray, draws: int
 ) -> dict[str, Any]:
     """The solution of E[h h^T] c = -E[h g0], where the gradient is g0 + sum_i c_i h_i."""
-    names = list(estimator.coefficients())
+    names = list(estimator.starts())
+    if not names:
+        return {}
 
     def one_more(products: Any, key: Any) -> tuple[Any, None]:
-        evaluation = estimate(f, q, estimator, dict.fromkeys(names, 0.0), key).evaluation
-        g0 = estimator.gradient(q, evaluation, dict.fromkeys(names, 0.0))
-        units = ({name: float(name == unit) for name in names} for unit in names)
-        parts = jnp.stack([g0, *(estimator.gradient(q, evaluation, unit) - g0 for unit in units)])
-        flat = parts.reshape(len(parts), -1)
+        evaluation = estimate(f, q, estimator, estimator.coefficients(), key).evaluation
+        g0, h = estimator.linear_parts(q, evaluation)
+        flat = jnp.stack([g0, *h.values()]).reshape(1 + len(names), -1)
         return products + flat @ flat.T / draws, None
 
     nothing = jnp.zeros((len(names) + 1, len(names) + 1))
     products, _ = jax.lax.scan(one_more, nothing, jax.random.split(key, draws))
-    best = jnp.linalg.lstsq(products[1:, 1:], -products[1:, 0])[0]
-    return dict(zip(names, best, strict=True))
+    return dict(zip(names, least_variance(products), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from doublecv.arrays import require_floating
-from doublecv.checks import check_estimator
+from doublecv.checks import check_estimator, check_pullback
 from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, Evaluation
 from doublecv.torch.coefficients import Coefficients, as_tensors, by_name, leaves, with_leaves
@@ -33,6 +34,9 @@ class Expectation(nn.Module):
     - to the coefficients: the derivative of the mean square of the estimate (over batch and coordinates), so that any
       optimiser that is handed them reduces the variance. A batch element counts with the absolute weight that it has in
       the loss, so that neither a loss that is maximised nor one with padded examples misleads it.
+
+    Coefficients that are running averages (`estimator.averaged`) are buffers, which `backward` moves by itself while
+    the module is in training mode, as batch normalisation moves its own; no optimiser is needed for them.
 
     f may call a compiled model; `torch.compile` leaves the module itself as it is. REBAR and RELAX differentiate f
     twice to learn their coefficients, which torch does not do through a compiled model. The transforms of `torch.func`
@@ -59,6 +63,8 @@ class Expectation(nn.Module):
         for name, value in start.items():
             if isinstance(value, nn.Module):
                 self.add_module(name, value)
+            elif name in estimator.averaged:
+                self.register_buffer(name, value.detach().clone())
             else:
                 self.register_parameter(name, nn.Parameter(value.detach().clone()))
 
@@ -90,10 +96,11 @@ class Expectation(nn.Module):
             pullback: where it is given, the coefficients' gradient is that of the squared norm of `pullback(gradient)`.
                 It is differentiated too: `lambda g: torch.autograd.grad(logits, parameters, g, create_graph=True)`.
             options: fields of the estimator that depend on the batch and so change from call to call, such as `apply`
-                of Relax and `expected_f` of RStar.
+                of Relax, `expected_f` of RStar and `context` of Surrogate.
         """
         estimator = replace(self.estimator, **options) if options else self.estimator
-        coefficients = self.coefficients()
+        check_pullback(estimator, pullback)
+        coefficients = self._followed(self.coefficients())
         q = _checked_family(q, estimator, coefficients)
         noise = _checked_noise(q, estimator, generator, noise)
         held = q.detach()
@@ -108,6 +115,18 @@ class Expectation(nn.Module):
         x, channel = sample(rule, side, held_tensors, q.logits, samples, tensors)
         values = checked_values(f(x if estimator.needs_df else samples), estimator, held)
         return mean(rule, values, channel)
+
+    def _followed(self, coefficients: dict[str, Tensor | nn.Module]) -> dict[str, Tensor | nn.Module]:
+        """The coefficients with copies for running averages: the gradient of a copy moves the average itself."""
+        if not (self.training and torch.is_grad_enabled()):
+            return coefficients
+        followed = dict(coefficients)
+        for name in self.estimator.averaged:
+            average = self.get_buffer(name)
+            copy = average.clone().requires_grad_()
+            copy.register_post_accumulate_grad_hook(partial(_move, average))  # type: ignore[no-untyped-call]
+            followed[name] = copy
+        return followed
 
     def extra_repr(self) -> str:
         """The estimator."""
@@ -157,6 +176,7 @@ def estimate(
         pullback: where it is given, the coefficients' gradient is that of the squared norm of `pullback(gradient)`.
     """
     check_estimator(estimator)
+    check_pullback(estimator, pullback)
     q = _checked_family(q, estimator, coefficients).detach()
     noise = _checked_noise(q, estimator, generator, noise)
     x = draw(q, noise, estimator)
@@ -170,6 +190,16 @@ def estimate(
     gradient, derivatives = Rule(estimator, type(q), given, pullback).gradients(q, held_tensors, evaluation, weight)
     evaluation = replace(evaluation, **{name: _detached(getattr(evaluation, name)) for name in ("control", "dcontrol")})
     return Estimate(values.mean(dim=0), gradient, by_name(given, derivatives), evaluation)
+
+
+AVERAGE_RATE = 0.01
+"""How far a running average moves to a step's value."""
+
+
+def _move(average: Tensor, copy: Tensor) -> None:
+    assert copy.grad is not None
+    average.sub_(AVERAGE_RATE * copy.grad)
+    copy.grad = None
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:

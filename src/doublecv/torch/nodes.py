@@ -11,7 +11,7 @@ from torch import Tensor
 
 from doublecv.checks import differentiated_twice
 from doublecv.distributions import Distribution, event_size
-from doublecv.estimators import Estimator, Evaluation
+from doublecv.estimators import Estimator, Evaluation, LinearEstimator
 from doublecv.torch.coefficients import Coefficients, with_leaves
 from doublecv.torch.evaluating import Side, formulas, wide
 
@@ -46,15 +46,16 @@ class Rule:
         """The estimate, and the derivative in the leaves of its square, weighted by the loss's weights."""
         coefficients = with_leaves(self.coefficients, leaves)
         learned = [leaf for leaf in leaves if leaf.requires_grad]
+        estimator = self.estimator
         with formulas(q):
-            if learned and self.estimator.has_linear_parts:
-                return self._from_parts(q, *self.estimator.linear_parts(q, evaluation), coefficients, weight)
+            if learned and isinstance(estimator, LinearEstimator) and not estimator.averaged:
+                return self._from_parts(q, *estimator.linear_parts(q, evaluation), coefficients, weight)
             with torch.set_grad_enabled(bool(learned)):
-                gradient = self.estimator.gradient(q, evaluation, coefficients)
+                gradient, loss = estimator.gradient_and_loss(q, evaluation, coefficients, weight)
             held = gradient.detach()
             if not learned:
                 return held, [None] * len(leaves)
-            derivatives = iter(self._differentiate(gradient, learned, self._cotangent(q, held, weight)))
+            derivatives = iter(self._differentiate(gradient, loss, learned, self._cotangent(q, held, weight)))
         return held, [next(derivatives) if leaf.requires_grad else None for leaf in leaves]
 
     def _from_parts(
@@ -82,14 +83,20 @@ class Rule:
         cotangent = q.weigh(weight, *torch.autograd.grad(squared_norm, weighted))
         return cotangent
 
-    def _differentiate(self, gradient: Tensor, learned: list[Tensor], cotangent: Tensor) -> Sequence[Tensor]:
-        if not gradient.requires_grad:
+    def _differentiate(
+        self, gradient: Tensor, loss: Tensor | None, learned: list[Tensor], cotangent: Tensor
+    ) -> Sequence[Tensor]:
+        """The derivative of the weighted square, and of what the estimator minimises besides."""
+        cotangents = [(gradient, cotangent.to(gradient.dtype))]
+        if loss is not None:
+            cotangents.append((loss, torch.ones_like(loss)))
+        dependent = [(result, cotangent) for result, cotangent in cotangents if result.requires_grad]
+        if not dependent:
             return [torch.zeros_like(leaf) for leaf in learned]
         # The control variate's graph was made in the forward pass, and another backward pass may come.
         retain = self.estimator.relaxed_points > 0
-        return torch.autograd.grad(
-            gradient, learned, cotangent.to(gradient.dtype), retain_graph=retain, materialize_grads=True
-        )
+        results, their_cotangents = zip(*dependent, strict=True)
+        return torch.autograd.grad(results, learned, their_cotangents, retain_graph=retain, materialize_grads=True)
 
 
 def sample(
