@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from doublecv import estimators
-from doublecv.lab import sweep_local
+from doublecv.lab import cluster, sweep_local
 from doublecv.lab.data import NAMES as DATASETS
 from doublecv.lab.data import load as load_dataset
 from doublecv.lab.errors import InputError
 from doublecv.lab.interruption import interruption
 from doublecv.lab.reproduce_arguments import ReproduceArguments
-from doublecv.lab.sweep import LOG
+from doublecv.lab.sweep import LOG, Sweep, SweepRun
 from doublecv.lab.sweep_folder import begin, cores, plan
 from doublecv.lab.sweep_lock import locked
 from doublecv.lab.sweep_progress import SweepProgress
@@ -54,10 +55,7 @@ def main(arguments: ReproduceArguments) -> None:
         names = {run.name for run in wanted.runs}
         runs = [run for run in sweep.runs if run.name in names]
         try:
-            with interruption() as asked, SweepProgress(runs) as progress:
-                sweep_local.carry_out(sweep, runs, cores(), progress, asked)
-            if asked():
-                raise KeyboardInterrupt
+            progress = _carry_out(sweep, runs, arguments.cluster)
         except KeyboardInterrupt:
             print(f"to go on: {command}", file=sys.stderr)
             raise
@@ -68,6 +66,25 @@ def main(arguments: ReproduceArguments) -> None:
         print(f"{len(failed)} of {len(runs)} runs failed; to try them again: {command}", file=sys.stderr)
         sys.exit(1)
     print(f"{len(runs)} runs are done; to look at them: doublecv report {shlex.quote(str(arguments.out))}")
+
+
+def _carry_out(sweep: Sweep, runs: Sequence[SweepRun], address: tuple[str, ...] | None) -> SweepProgress:
+    """Do the runs here or on Ray, until all have ended or Ctrl-C says stop."""
+    if address is None:
+        with interruption() as asked, SweepProgress(runs) as progress:
+            sweep_local.carry_out(sweep, runs, cores(), progress, asked)
+    else:
+        cluster.connect(address[0] if address else None, cores())
+        try:
+            with interruption() as asked, SweepProgress(runs) as progress:
+                # The benchmark is of this machine, whose name is in sweep.json.
+                sweep_local.carry_out(sweep, [run for run in runs if run.kind == "bench"], 1, progress, asked)
+                cluster.carry_out(sweep, [run for run in runs if run.kind != "bench"], progress, asked)
+        finally:
+            cluster.disconnect()
+    if asked():
+        raise KeyboardInterrupt
+    return progress
 
 
 def as_command(arguments: ReproduceArguments) -> str:
@@ -112,6 +129,8 @@ def _only(given: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 def _check(arguments: ReproduceArguments) -> None:
     if arguments.steps is not None and arguments.steps < 1:
         raise InputError(f"--steps must be at least 1, got {arguments.steps}")
+    if arguments.cluster is not None and len(arguments.cluster) > 1:
+        raise InputError(f"--cluster takes one address, got {' '.join(arguments.cluster)}")
     seeds = arguments.seeds
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError(f"--seeds must be one or more different numbers from 0 on, got {' '.join(map(str, seeds))}")

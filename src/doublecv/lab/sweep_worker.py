@@ -21,8 +21,8 @@ from doublecv.lab.targets import train_settings
 STOPPED = 130
 """The exit status of a run that was asked to stop, and did."""
 
-PATIENCE = 30.0
-"""Seconds to wait for the lock: a worker whose machine was lost may take a while to die."""
+PATIENCE = 120.0
+"""Seconds to wait for the lock: a worker that was cut off from those who started it may take a while to stop."""
 
 
 def single_threaded() -> dict[str, str]:
