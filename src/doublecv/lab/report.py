@@ -58,7 +58,7 @@ def tables(found: Content) -> list[Table]:
         *(elbo_table(found, table) for table in found.tables),
         *(other_table(found, table) for table in found.tables),
         *(toy_table(toy) for toy in found.runs.toy),
-        *(times_table(table) for table in found.times),
+        *(times_table(found, table) for table in found.times),
         uncounted_table(found),
     ]
     return [table for table in several if table is not None and table.rows]

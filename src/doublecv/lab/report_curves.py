@@ -61,22 +61,28 @@ class Chart:
 
     Attributes:
         name: a word for links.
-        title: what it shows, and of what.
+        title: what it shows.
+        reading: how to read it.
         data: what the page's script draws, as JSON.
     """
 
     name: str
     title: str
+    reading: str
     data: Mapping[str, Any]
 
 
 def training_chart(column: CellColumn, metric: Metric, name: str) -> Chart | None:
     """One metric of a column of cells over the steps; None if no run counts."""
-    lines = [line for cell in column.cells if (line := _training_line(cell, metric.name)) is not None]
-    if not lines:
+    curves = {cell.estimator: curve for cell in column.cells if (curve := _training_curve(cell, metric.name))}
+    if not curves:
         return None
+    lines = [_line(estimator, steps, values, centre=np.mean) for estimator, (steps, values) in curves.items()]
     start = _log_start(lines) if metric.log else _after_the_start(lines)
-    return Chart(name, metric.label, _data("step", metric.label, metric.log, start, lines))
+    reading = f"Mean over the seeds; band: least to largest.{_thinned(max(len(steps) for steps, _ in curves.values()))}"
+    if not metric.log:
+        reading += " The axis begins below all values after a tenth of the run."
+    return Chart(name, metric.label, reading, _data("step", metric.label, metric.log, start, lines))
 
 
 def toy_charts(results: ToyResults, name: str) -> list[Chart]:
@@ -93,17 +99,24 @@ def toy_charts(results: ToyResults, name: str) -> list[Chart]:
         if lines:
             start = _log_start(lines) if panel.log else None
             data = _data("iteration", panel.label, panel.log, start, lines)
-            charts.append(Chart(f"{name}-{panel.name}", panel.label, data))
+            reading = f"Median over the seeds; band: least to largest.{_thinned(len(results.iterations))}"
+            charts.append(Chart(f"{name}-{panel.name}", panel.label, reading, data))
     return charts
 
 
-def _training_line(cell: Cell, metric: str) -> dict[str, Any] | None:
+def _training_curve(
+    cell: Cell, metric: str
+) -> tuple[Int[np.ndarray, "records"], Float[np.ndarray, "seeds records"]] | None:
+    """The steps that all seeds have, and the values; None if there are none."""
     curves = [run.result.curve(metric) for run in cell.counted]
     steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     if not steps:
         return None
-    values = np.array([[curve[step] for step in steps] for curve in curves])
-    return _line(cell.estimator, np.array(steps), values, centre=np.mean)
+    return np.array(steps), np.array([[curve[step] for step in steps] for curve in curves])
+
+
+def _thinned(records: int) -> str:
+    return f" Drawn from {POINTS} of {records:,} records." if records > POINTS else ""
 
 
 def _optimal_alpha(results: ToyResults, estimator: str) -> dict[str, Any]:

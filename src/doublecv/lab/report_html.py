@@ -63,7 +63,7 @@ def _sections(content: Content) -> Iterable[Section]:
     yield Section("curves", "Variance and ELBO over the steps", "".join(_curves(content)))
     yield Section("more", "Test set, variance and alpha", _tables(_with_rows(content)))
     yield Section("toy", "Toy problem", "".join(_toy(content)))
-    yield Section("time", "Time per step", _tables([times_table(table) for table in content.times]))
+    yield Section("time", "Time per step", _tables([times_table(content, table) for table in content.times]))
     yield Section("pictures", "Pictures", "".join(_pictures(content)))
     yield Section("settings", "Settings and versions", _settings(content))
 
@@ -99,36 +99,27 @@ def _training_charts(content: Content, table: CellTable, network: str) -> Iterab
         for metric in (VARIANCE, ELBO):
             name = f"{table.name}-{column.dataset}-{network}-{metric.name}"
             if column.network == network and (chart := training_chart(column, metric, name)) is not None:
-                beginning = "" if metric.log else " The axis begins below all values after a tenth of the run."
-                yield _chart(
-                    chart,
-                    f"{column_name(column)}: {chart.title}",
-                    f"{content.scale_of(column)}. Mean over the seeds; band: least to largest.{beginning}",
-                )
+                yield _chart(chart, f"{column_name(column)}: {chart.title}", content.scale_of(column))
 
 
 def _toy(content: Content) -> Iterable[str]:
     for toy in content.runs.toy:
         yield f"<h3>{escape(toy_title(toy.result))}</h3>{_table(toy_table(toy))}"
         charts = (
-            _chart(
-                chart,
-                f"{toy_title(toy.result)}: {chart.title}",
-                f"{toy_caption(toy.result)}. Median over the seeds; band: least to largest.",
-            )
+            _chart(chart, f"{toy_title(toy.result)}: {chart.title}", toy_caption(toy.result))
             for chart in toy_charts(toy.result, toy.run.name)
         )
         yield f'<div class="charts">{"".join(charts)}</div>'
 
 
-def _chart(chart: Chart, title: str, caption: str) -> str:
+def _chart(chart: Chart, title: str, scale: str) -> str:
     names = ", ".join(line["name"] for line in chart.data["lines"])
     label = f"{title} over the {chart.data['x']['label']}s, for {names}. The arrow keys move along the curves."
     return (
         f"<figure><figcaption><strong>{escape(title)}</strong></figcaption>"
         f'<div class="chart" id="{escape(chart.name)}" data-label="{escape(label)}">'
         f'<script type="application/json">{_json(chart.data)}</script></div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f"<figcaption>{escape(f'{scale}. {chart.reading}')}</figcaption></figure>"
     )
 
 

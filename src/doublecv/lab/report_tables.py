@@ -77,7 +77,7 @@ def order_table(content: Content) -> Table | None:
         return None
     return Table(
         "order",
-        "Does the order of the estimators agree?",
+        "Order of the estimators",
         f"{content.scale_of(*(column for _, column, _ in compared))}. By training ELBO, the best first, of the "
         "estimators that both have. Pairs are clear when they are apart by more than "
         f"{CLEAR:.0f} combined standard errors both here and in the paper. Tau is Kendall's: 1 for the same order, "
@@ -146,14 +146,14 @@ def other_table(content: Content, table: CellTable) -> Table:
     )
 
 
-def times_table(table: TimeTable) -> Table:
+def times_table(content: Content, table: TimeTable) -> Table:
     """The time of a step beside the paper's."""
     return Table(
         f"time-{table.name}",
         "Time per step",
-        f"{table.library}, medians over {table.rounds} rounds of {table.calls} calls; the paper's times are from a "
-        "P100 GPU. Only the ratios to RLOO compare; the range is that of the rounds. RELAX has one sample, three "
-        "evaluations of f; the floor is the step's matrix products alone.",
+        f"{table.library}{_machine(content)}, medians over {table.rounds} rounds of {table.calls} calls; the paper's "
+        "times are from a P100 GPU. Only the ratios to RLOO compare; the range is that of the rounds. RELAX has one "
+        "sample, three evaluations of f; the floor is the step's matrix products alone.",
         (
             Column("estimator", numeric=False),
             Column("K of RLOO"),
@@ -166,6 +166,11 @@ def times_table(table: TimeTable) -> Table:
         ),
         tuple(_time_row(cell) for cell in table.cells if cell.workload == "step"),
     )
+
+
+def _machine(content: Content) -> str:
+    machine = content.sweep.machine
+    return f" ({machine['processor']}, {machine['cores']} cores)" if {"processor", "cores"} <= machine.keys() else ""
 
 
 def _time_row(cell: TimeCell) -> tuple[Entry, ...]:

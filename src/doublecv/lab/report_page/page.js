@@ -39,9 +39,14 @@ function element(name, attributes, parent, text) {
 function shown(value) {
   if (value === null) return "";
   const size = Math.abs(value);
-  if (value !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace("-", "\u2212");
+  if (value !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replaceAll("-", "\u2212");
   const text = size >= 1000 ? value.toLocaleString("en", { maximumFractionDigits: 1 }) : String(Number(value.toPrecision(5)));
   return text.replace("-", "\u2212");
+}
+
+function mark(value) {
+  const rounded = Number(value.toPrecision(3));
+  return rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential().replaceAll("-", "\u2212") : shown(rounded);
 }
 
 function ticks(from, to, wanted) {
@@ -166,7 +171,7 @@ class Chart {
     for (const value of this.data.y.log ? decades(...this.range) : ticks(...this.range, 5)) {
       const y = this.y(value);
       element("line", { class: "axis", x1: MARGIN.left, x2: right, y1: y, y2: y }, group);
-      element("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, group, shown(Number(value.toPrecision(3))));
+      element("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, group, mark(value));
     }
     for (const value of ticks(...extent(this.xs), width < 500 ? 3 : 5)) {
       element("line", { class: "axis", x1: this.x(value), x2: this.x(value), y1: bottom, y2: bottom + 4 }, group);
