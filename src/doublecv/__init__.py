@@ -19,6 +19,7 @@ from doublecv.estimators import (
     Rebar,
     Reinforce,
     Relax,
+    Rodeo,
     RStar,
     Surrogate,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Rebar",
     "Reinforce",
     "Relax",
+    "Rodeo",
     "Surrogate",
     "diagnostics",
     "estimators",

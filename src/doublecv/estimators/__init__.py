@@ -15,6 +15,7 @@ from doublecv.estimators.registry import make, names, register
 from doublecv.estimators.reinforce import Reinforce
 from doublecv.estimators.relax import Relax
 from doublecv.estimators.rloo import RLOO
+from doublecv.estimators.rodeo import Rodeo
 from doublecv.estimators.rstar import RStar
 from doublecv.estimators.surrogate import Surrogate
 
@@ -30,6 +31,7 @@ register("disarm", DisARM)
 register("arms", ARMS)
 register("rebar", Rebar)
 register("relax", Relax)
+register("rodeo", Rodeo)
 register("double-cv-moments", partial(DoubleCV, learning="moments"))
 register("quadratic-double-cv", QuadraticDoubleCV)
 register("quadratic-double-cv-gradient", partial(QuadraticDoubleCV, learning="gradient"))
@@ -49,6 +51,7 @@ __all__ = [
     "Rebar",
     "Reinforce",
     "Relax",
+    "Rodeo",
     "Surrogate",
     "make",
     "names",
