@@ -92,7 +92,7 @@ class NotDebiased(dcv.ARMS):
     """RLOO on coupled samples, without the division by 1 - rho."""
 
     def formula(self, q, evaluation, coefficients):
-        return super().formula(q, evaluation, coefficients) / self.coupling.independence(q, self.samples)
+        return super().formula(q, evaluation, coefficients) / self.sampler.independence(q, self.samples)
 
 
 @pytest.mark.parametrize("broken", [CorrectionDropped, SignFlipped, OwnGradient, SquareNotCorrected, NotDebiased])

@@ -87,7 +87,7 @@ def enumerate_outcomes(
             f"continuous points besides that cannot be enumerated; take variance(), which draws"
         )
     xp, variables = q.xp, q.event_shape[0]
-    joint = estimator.coupling.joint(q, estimator.samples)
+    joint = estimator.sampler.joint(q, estimator.samples)
     count = len(joint.patterns) ** variables
     _check_enumerable(f"{estimator.samples} samples of {variables} variables", count)
     pattern_of_variable = _choices(len(joint.patterns), variables)

@@ -41,7 +41,7 @@ class ARMS(Estimator):
         return "arms"
 
     @property
-    def coupling(self) -> Coupling:
+    def sampler(self) -> Coupling:
         """The Dirichlet copula."""
         return DirichletCopula()
 

@@ -79,7 +79,7 @@ class Estimator(ABC):
         return True
 
     @property
-    def coupling(self) -> Coupling:
+    def sampler(self) -> Coupling:
         """How the K samples depend on each other."""
         return Independent()
 
@@ -118,7 +118,7 @@ class Estimator(ABC):
     @final
     def noise_shape(self, q: Distribution) -> Shape:
         """The shape of the uniform noise on [0, 1) that `draw` wants."""
-        return self.coupling.noise_shape(q, self.samples)
+        return self.sampler.noise_shape(q, self.samples)
 
     @final
     def draw(self, q: Distribution, noise: Float[Array, "..."]) -> Float[Array, "K *logits"]:
@@ -129,7 +129,7 @@ class Estimator(ABC):
             raise ValueError(
                 f"noise must have shape {wanted} (estimator.noise_shape(q)), got shape {tuple(noise.shape)}"
             )
-        return self.coupling.draw(q, noise)
+        return self.sampler.draw(q, noise)
 
     @final
     def gradient(

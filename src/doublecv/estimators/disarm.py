@@ -39,7 +39,7 @@ class DisARM(Estimator):
         return "disarm"
 
     @property
-    def coupling(self) -> Coupling:
+    def sampler(self) -> Coupling:
         """Samples k and k + K/2 are an antithetic pair."""
         return Antithetic()
 

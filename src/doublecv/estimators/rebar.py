@@ -75,7 +75,7 @@ class Rebar(Estimator):
         return False
 
     @property
-    def coupling(self) -> Coupling:
+    def sampler(self) -> Coupling:
         """Independent samples, with the noise of z and z~."""
         return Concrete()
 

@@ -73,7 +73,7 @@ class Relax(Estimator):
         return False
 
     @property
-    def coupling(self) -> Coupling:
+    def sampler(self) -> Coupling:
         """Independent samples, with the noise of z and z~."""
         return Concrete()
 

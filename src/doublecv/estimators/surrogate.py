@@ -96,9 +96,9 @@ class Surrogate(Estimator):
         return False
 
     @property
-    def coupling(self) -> Coupling:
+    def sampler(self) -> Coupling:
         """That of the base."""
-        return self.base.coupling
+        return self.base.sampler
 
     @property
     def averaged(self) -> tuple[str, ...]:

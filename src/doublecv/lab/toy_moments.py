@@ -61,7 +61,7 @@ def exact_variance(
             f"{estimator.samples}; see has_exact_variance, or estimate the variance from draws"
         )
     samples = estimator.samples
-    joint = estimator.coupling.joint(q, samples)
+    joint = estimator.sampler.joint(q, samples)
     x = np.asarray(joint.patterns, dtype=float).T[:, :, None]
     y = x - q.mean
     terms = _terms(problem, estimator, q, coefficients, x, y)
