@@ -142,16 +142,17 @@ FEATURES = 4
 """The features of the context of a surrogate."""
 
 
-def make_estimator(
-    name: str, samples: int, problem: Problem | None = None, batch: tuple[int, ...] = (2,), variables: int | None = None
-) -> Estimator:
-    """The registered estimator, with the exact mean of f or the context where it asks for that."""
+def make_estimator(name: str, samples: int, problem: Problem | None = None, variables: int | None = None) -> Estimator:
+    """The registered estimator, with the exact mean of f or the context where it asks for that.
+
+    The context is the same for all batch elements, so that it goes with batches of any shape.
+    """
     estimator = make(name, samples=samples)
     if isinstance(estimator, dcv.RStar) and problem is not None:
         return dataclasses.replace(estimator, expected_f=problem.expected_f)
     if isinstance(estimator, dcv.Surrogate):
         (default,) = VARIABLES[dcv.Bernoulli]
-        context = np.random.default_rng(8).normal(size=(*batch, FEATURES))
+        context = np.random.default_rng(8).normal(size=FEATURES)
         return dataclasses.replace(
             estimator, variables=variables or default, features=FEATURES, directions=2, context=context
         )

@@ -8,10 +8,20 @@ import pytest
 import doublecv as dcv
 from doublecv import estimators
 from doublecv.diagnostics import compare, exact_moments, variance
-from problems import make_estimator, make_logits, make_problem
+from problems import make_coefficients, make_estimator, make_logits, make_problem
 
 KEY = jax.random.key(5)
-NAMES = ["reinforce", "r-star", "rloo", "double-cv", "double-cv-mean", "muprop", "disarm", "arms"]
+NAMES = [
+    "reinforce",
+    "r-star",
+    "rloo",
+    "double-cv",
+    "double-cv-mean",
+    "muprop",
+    "disarm",
+    "arms",
+    "quadratic-double-cv",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -19,7 +29,7 @@ def test_variance_is_the_exact_one_within_its_error(name, x64):
     problem = make_problem("network", dcv.Bernoulli)
     q = dcv.Bernoulli(jnp.asarray(make_logits(dcv.Bernoulli)))
     estimator = make_estimator(name, 2, problem)
-    coefficients = dict.fromkeys(estimator.coefficients(), -0.5)
+    coefficients = make_coefficients(estimator, -0.5)
     exact = float(exact_moments(estimator, problem.f, q, coefficients).variance.mean())
     measured = variance(problem.f, q, estimator, coefficients, KEY, 10_050)
     assert 0 < measured.standard_error < 0.05 * exact

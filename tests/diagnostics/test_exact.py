@@ -7,15 +7,19 @@ import torch
 
 import doublecv as dcv
 from doublecv.diagnostics import exact_gradient, exact_moments, optimal_alpha, optimal_coefficients
-from problems import make_logits, make_problem
+from problems import make_coefficients, make_logits, make_problem
 
 
 @pytest.mark.parametrize("family", [dcv.Bernoulli, dcv.Categorical])
 @pytest.mark.parametrize("convert", [jnp.asarray, torch.as_tensor], ids=["jax", "torch"])
-@pytest.mark.parametrize("estimator", [dcv.DoubleCV(2), dcv.DoubleCV(2, "mean"), dcv.MuProp(1)], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "estimator",
+    [dcv.DoubleCV(2), dcv.DoubleCV(2, "mean"), dcv.MuProp(1), dcv.QuadraticDoubleCV(2)],
+    ids=lambda e: e.name,
+)
 def test_automatic_differentiation_finds_the_gradient_given_to_numpy(family, convert, estimator, x64):
     problem, logits = make_problem("network", family), make_logits(family)
-    coefficients = dict.fromkeys(estimator.coefficients(), -0.5)
+    coefficients = make_coefficients(estimator, -0.5)
     wanted = exact_moments(estimator, problem.f, family(logits=logits), coefficients, problem.df)
     got = exact_moments(estimator, problem.f, family(logits=convert(logits)), coefficients)
     np.testing.assert_allclose(np.asarray(got.mean), wanted.mean, atol=1e-13)

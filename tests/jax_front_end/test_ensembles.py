@@ -8,11 +8,12 @@ import pytest
 import doublecv as dcv
 from doublecv import estimators
 from doublecv.jax import expect
+from problems import make_coefficients
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 KEY = jax.random.key(11)
-NAMES = ["rloo", "double-cv", "double-cv-mean", "muprop", "disarm", "arms"]
+NAMES = ["rloo", "double-cv", "double-cv-mean", "muprop", "disarm", "arms", "quadratic-double-cv"]
 LOGITS = np.random.default_rng(0).normal(size=(3, 4))
 WEIGHTS = np.random.default_rng(1).normal(size=(5, 4))
 
@@ -26,7 +27,7 @@ def value(estimator, logits, weights, coefficients, key):
 def test_an_ensemble_of_models_on_the_same_samples(name):
     """Only what f closes over has the batch, neither the logits nor the samples."""
     estimator = estimators.make(name, samples=2)
-    coefficients = dict.fromkeys(estimator.coefficients(), -0.7)
+    coefficients = make_coefficients(estimator, -0.7)
 
     def together(logits, coefficients):
         each = jax.vmap(lambda w: value(estimator, logits, w, coefficients, KEY))(WEIGHTS)
@@ -43,7 +44,7 @@ def test_an_ensemble_of_models_on_the_same_samples(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_several_keys_for_the_same_logits(name):
     estimator = estimators.make(name, samples=2)
-    coefficients = dict.fromkeys(estimator.coefficients(), -0.7)
+    coefficients = make_coefficients(estimator, -0.7)
     keys = jax.random.split(KEY, 5)
 
     def together(logits, weights):

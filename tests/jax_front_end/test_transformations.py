@@ -12,16 +12,17 @@ import pytest
 import doublecv as dcv
 from doublecv import estimators
 from doublecv.jax import estimate, expect
+from problems import make_coefficients, make_estimator
 
 KEY = jax.random.key(7)
 NAMES = [name for name in estimators.names() if not estimators.make(name, samples=4).relaxed_points]
 
 
-def make(name, samples=4):
-    estimator = estimators.make(name, samples=samples)
+def make(name, samples=4, variables=4):
+    estimator = make_estimator(name, samples, variables=variables)
     if name == "r-star":
         estimator = dcv.RStar(samples, expected_f=lambda q: q.mean.sum(-1))
-    return estimator, dict.fromkeys(estimator.coefficients(), -0.5)
+    return estimator, make_coefficients(estimator, -0.5)
 
 
 def f(x):

@@ -33,9 +33,9 @@ class QuadraticDoubleCV(LinearEstimator):
 
     It is unbiased because, given the other samples, E[P_kj s(x_k)] = M G_j and E[Q_kj s(x_k)] = T(G_j) / N_j, which
     are the two corrections; given x_k, P_jk and Q_jk have mean 0; and the terms r and o do not contain x_k. Double CV
-    (Titsias and Shi, 2022, equation 11) is the case a_L = alpha, c_L = -alpha / (K-1), o_L = -alpha (K-2) / (K-1), and 0 for the others. The coefficients
-    are called, in this order, `current`, `current_square`, `crossed`, `crossed_square`, `own`, `own_scaled`,
-    `own_square`, `others`, `others_square`.
+    (Titsias and Shi, 2022, equation 11) is the case a_L = alpha, c_L = -alpha / (K-1), o_L = -alpha (K-2) / (K-1), and
+    0 for the others. The coefficients are called, in this order, `current`, `current_square`, `crossed`,
+    `crossed_square`, `own`, `own_scaled`, `own_square`, `others`, `others_square`.
 
     Attributes:
         samples: K >= 2.

@@ -30,7 +30,7 @@ class Surrogate(Estimator):
     with slope and w linear in a context of the batch element, such as the last hidden layer of the encoder that made
     the logits, and the logits. The quadratic form has no diagonal, and E[s_j s_l s_i] = 0 for j != l, so that its
     gradient is 0 and the gradient of E[r] is M slope(y), exactly; for any parameters, the estimate is unbiased because
-    the base estimator is (that a surrogate with a known gradient may be taken out is Paisley, Blei and Jordan, 2012).
+    the base estimator is (Paisley, Blei and Jordan, 2012, take out a surrogate whose gradient is known likewise).
 
     The parameters are the coefficient "surrogate". Their gradient is that of the sample variance of f - r plus
     1/K sum_k sum_i v_i (d_i f(x_k) - d_i r(x_k))^2, v = mu (1 - mu), on the same samples: learned by Adam with rate
