@@ -47,7 +47,8 @@ def main(arguments: ReproduceArguments) -> None:
     wanted = plan(arguments.out, targets, arguments.steps, arguments.seeds, only, command)
     if not wanted.runs:
         raise InputError(f"nothing is left of {' '.join(arguments.targets)} with --only {' '.join(arguments.only)}")
-    for dataset in dict.fromkeys(run.settings["dataset"] for run in wanted.runs if run.kind == "train"):
+    # What must be downloaded is, once, before many processes want it.
+    for dataset in {run.settings["dataset"] for run in wanted.runs if run.kind == "train"} - {"digits"}:
         load_dataset(dataset)
     arguments.out.mkdir(parents=True, exist_ok=True)
     with locked(arguments.out):
@@ -65,7 +66,8 @@ def main(arguments: ReproduceArguments) -> None:
     if failed:
         print(f"{len(failed)} of {len(runs)} runs failed; to try them again: {command}", file=sys.stderr)
         sys.exit(1)
-    print(f"{len(runs)} runs are done; to look at them: doublecv report {shlex.quote(str(arguments.out))}")
+    folder = shlex.quote(str(arguments.out))
+    print(f"{len(runs)} {'runs are' if len(runs) > 1 else 'run is'} done; to look at them: doublecv report {folder}")
 
 
 def _carry_out(sweep: Sweep, runs: Sequence[SweepRun], address: tuple[str, ...] | None) -> SweepProgress:
