@@ -36,6 +36,11 @@ COMMANDS = {
         arguments="doublecv.lab.train_arguments:TrainArguments",
         main="doublecv.lab.train_command:main",
     ),
+    "variance": Command(
+        "the variance of every estimator at the parameters of trained models",
+        arguments="doublecv.lab.variance_arguments:VarianceArguments",
+        main="doublecv.lab.variance_command:main",
+    ),
     "bench": Command(
         "milliseconds a training step, for every estimator",
         arguments="doublecv.lab.bench:BenchSettings",

@@ -36,12 +36,17 @@ def identity(plan: Plan) -> dict[str, Any]:
     return described | {"seeds": plan.seeds, "parallel_seeds": plan.parallel_seeds}
 
 
+def identity_on(plan: Plan, dataset: Dataset) -> dict[str, Any]:
+    """The same, with the images."""
+    return identity(plan) | {"training_images_crc32": zlib.crc32(dataset.train.tobytes())}
+
+
 class Run:
     """One run in one folder, of one seed or of several in parallel."""
 
     def __init__(self, plan: Plan, folder: Path | None, dataset: Dataset, watch: Watch) -> None:
         self.plan, self.settings, self.folder, self.dataset, self.watch = plan, plan.settings, folder, dataset, watch
-        self.identity = identity(plan) | {"training_images_crc32": zlib.crc32(dataset.train.tobytes())}
+        self.identity = identity_on(plan, dataset)
         self.seeds = plan.seed_numbers
         self.estimator = make(plan.settings.estimator, plan.settings.samples)
         self.program: Program = make_step(plan.settings, dataset, self.seeds if plan.parallel_seeds else None)

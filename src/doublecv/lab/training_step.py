@@ -134,7 +134,7 @@ def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Arr
         model,
         _model_optimiser(settings).start(model),
         coefficients,
-        _coefficient_optimiser(settings).start(coefficients),
+        coefficient_optimiser(settings).start(coefficients),
         variance_tracker.start(model.encoder, logits),
         order_of_epoch(jax.random.fold_in(key, ORDER), 0, images),
         jax.random.key_data(key),
@@ -180,7 +180,7 @@ def _model_optimiser(settings: TrainSettings) -> Adam:
     return Adam(settings.rate)
 
 
-def _coefficient_optimiser(settings: TrainSettings) -> CoefficientOptimiser:
+def coefficient_optimiser(settings: TrainSettings) -> CoefficientOptimiser:
     """Adam with a longer memory for the relaxed control variates, whose coefficients' gradient is the noisiest."""
     estimator = make(settings.estimator, settings.samples)
     first_decay = 0.999 if estimator.relaxed_points else 0.9
@@ -222,27 +222,27 @@ def _step(
     batch, order = _next_batch(settings, state, images.shape[0], step)
     y = observe(key_of(state, OBSERVE, step), images[batch], settings.likelihood)
     shift = jnp.zeros((settings.batch, state.tracker.logits.shape[0]))
-    loss, gradients = jax.value_and_grad(partial(_loss, settings), argnums=(0, 1, 2))(
+    value, gradients = jax.value_and_grad(partial(loss, settings), argnums=(0, 1, 2))(
         state.model, state.coefficients, shift, y, key_of(state, DRAW, step)
     )
     gradient, coefficient_gradient, logits_gradient = gradients
     # The gradient of a bias is the sum of all that reaches its layer, so the small leaves tell of the large ones.
     small = [leaf for leaf in jax.tree.leaves((gradient, coefficient_gradient)) if leaf.ndim < 2]
-    finite = jnp.all(jnp.stack([jnp.isfinite(loss), *(jnp.all(jnp.isfinite(leaf)) for leaf in small)]))
+    finite = jnp.all(jnp.stack([jnp.isfinite(value), *(jnp.all(jnp.isfinite(leaf)) for leaf in small)]))
     # A run stops where something is not finite. As a factor it makes every update wait for all uses of the old
     # parameters, so that the compiler moves them in place, without a copy.
     model, moments = _model_optimiser(settings).update(
         state.model, gradient, state.moments, step, finite.astype(jnp.float32)
     )
-    coefficients, coefficient_moments = _coefficient_optimiser(settings).update(
+    coefficients, coefficient_moments = coefficient_optimiser(settings).update(
         state.coefficients, coefficient_gradient, state.coefficient_moments, step
     )
     tracker = variance_tracker.update(state.tracker, gradient.encoder, settings.batch * logits_gradient)
     state = State(model, moments, coefficients, coefficient_moments, tracker, order, state.key)
-    return state, -loss, finite
+    return state, -value, finite
 
 
-def _loss(
+def loss(
     settings: TrainSettings,
     model: VAE,
     coefficients: dict[str, Any],
