@@ -23,12 +23,12 @@ def bias(estimator, problem, q, alpha):
 def cases():
     """All registered estimators but those with continuous noise, which test_rebar and test_relax integrate over."""
     for name in estimators.names():
-        if estimators.make(name, samples=4).relaxed_points:
+        estimator = estimators.make(name, samples=4)
+        if estimator.relaxed_points:
             continue
-        cls = type(estimators.make(name, samples=4))
-        for family in cls.families:
+        for family in estimator.families:
             for samples in (2, 3, 4):
-                if samples >= cls.minimum_samples and samples % cls.multiple_of == 0:
+                if samples >= estimator.minimum_samples and samples % estimator.multiple_of == 0:
                     yield pytest.param(name, family, samples, id=f"{name}-{family.__name__}-{samples}")
 
 

@@ -41,7 +41,7 @@ def test_odd_samples_for_disarm():
 
 
 def test_unknown_option():
-    with pytest.raises(ValueError, match=r"surrogate must be one of leave-one-out, mean; got 'taylor'"):
+    with pytest.raises(ValueError, match=r"surrogate must be one of leave-one-out, mean, concrete; got 'taylor'"):
         dcv.DoubleCV(2, surrogate="taylor")
     with pytest.raises(ValueError, match=r"keep must be one of both, current, others; got 'half'"):
         dcv.DoubleCV(2, keep="half")

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
+def copula_gradient(
+    q: Distribution, x: Float[Array, "K *batch D"], f: Float[Array, "K *batch"]
+) -> Float[Array, "*batch D"]:
+    """1/K sum_k (f_k - loo(f)_k) s_k / (1 - rho)."""
+    return score_gradient(q, x, f - leave_one_out(f)) * DirichletCopula().independence(q, x.shape[0])
+
+
 @dataclass(frozen=True)
 class ARMS(Estimator):
     """ARMS with a Dirichlet copula: RLOO on coupled samples, with the equation
@@ -49,5 +56,4 @@ class ARMS(Estimator):
         self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
     ) -> Float[Array, "*batch D"]:
         """1/K sum_k (f_k - loo(f)_k) s_k / (1 - rho)."""
-        rloo = score_gradient(q, evaluation.x, evaluation.f - leave_one_out(evaluation.f))
-        return rloo * DirichletCopula().independence(q, self.samples)
+        return copula_gradient(q, evaluation.x, evaluation.f)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, final
 
 from doublecv.arrays import Array, Shape
 from doublecv.distributions import Bernoulli, Categorical, Distribution
@@ -14,6 +14,12 @@ from doublecv.estimators.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+REASONS = {
+    2: ": a sample's baseline is made from the other samples",
+    4: ": the surrogate of an antithetic pair is made from the other pairs",
+}
+"""Why K cannot be less than this."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,6 @@ class Estimator(ABC):
 
     samples: int
 
-    minimum_samples: ClassVar[int] = 1
-    multiple_of: ClassVar[int] = 1
-    families: ClassVar[tuple[type[Distribution], ...]] = (Bernoulli, Categorical)
-
     @final
     def __post_init__(self) -> None:
         if isinstance(self.samples, bool) or not isinstance(self.samples, int):
@@ -41,7 +43,7 @@ class Estimator(ABC):
         if self.samples < self.minimum_samples:
             raise ValueError(
                 f"samples must be at least {self.minimum_samples} for {type(self).__name__}, got {self.samples}"
-                + (": a sample's baseline is made from the other samples" if self.minimum_samples == 2 else "")
+                + REASONS.get(self.minimum_samples, "")
             )
         if self.samples % self.multiple_of:
             raise ValueError(
@@ -57,6 +59,21 @@ class Estimator(ABC):
     @abstractmethod
     def name(self) -> str:
         """The name under which the registry makes this estimator."""
+
+    @property
+    def minimum_samples(self) -> int:
+        """The least K."""
+        return 1
+
+    @property
+    def multiple_of(self) -> int:
+        """Of what K must be a multiple."""
+        return 1
+
+    @property
+    def families(self) -> tuple[type[Distribution], ...]:
+        """The distributions that the estimator is for."""
+        return (Bernoulli, Categorical)
 
     @property
     def needs_df(self) -> bool:
@@ -183,7 +200,7 @@ class Estimator(ABC):
         if not isinstance(q, self.families):
             wanted = " or ".join(f"doublecv.{family.__name__}" for family in self.families)
             remedy = (
-                "; for Categorical take RLOO or DoubleCV"
+                "; for Categorical take RLOO or DoubleCV with independent samples"
                 if isinstance(q, Categorical)
                 else f"; make one from logits, for example doublecv.{self.families[0].__name__}(logits=logits)"
             )

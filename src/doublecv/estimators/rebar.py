@@ -24,11 +24,21 @@ START = {"log_temperature": log(0.1), "scale": 1.0}
 
 def relaxed_gradient(q: Distribution, evaluation: Evaluation) -> Float[Array, "*logits"]:
     """1/K sum_k (f(x_k) - c(z~_k)) s(x_k) + d/dlogits c(z_k) - d/dlogits c(z~_k)."""
-    samples = evaluation.x.shape[0]
+    score_part = score_gradient(q, evaluation.x, evaluation.f - conditional_control(evaluation))
+    return score_part + reparameterised_gradient(evaluation)
+
+
+def conditional_control(evaluation: Evaluation) -> Float[Array, "K *batch"]:
+    """c(z~_k)."""
     assert evaluation.control is not None
+    return evaluation.control[evaluation.x.shape[0] :]
+
+
+def reparameterised_gradient(evaluation: Evaluation) -> Float[Array, "*logits"]:
+    """1/K sum_k d/dlogits c(z_k) - d/dlogits c(z~_k), which has the mean of c(z~) s(x)."""
     assert evaluation.dcontrol is not None
-    correction = sum_over_samples(evaluation.dcontrol[:samples] - evaluation.dcontrol[samples:]) / samples
-    return score_gradient(q, evaluation.x, evaluation.f - evaluation.control[samples:]) + correction
+    samples = evaluation.x.shape[0]
+    return sum_over_samples(evaluation.dcontrol[:samples] - evaluation.dcontrol[samples:]) / samples
 
 
 def relaxed_points(
