@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ STOP = "stop"
 """The file in the sweep's folder that asks all tasks to save and stop."""
 
 
-def connect(address: str | None, cores: int) -> None:
-    """Join the cluster at the address, or start one on this machine."""
-    # Before the import: nothing is to be sent to anybody, and no advice to be printed.
+@contextmanager
+def joined(address: str | None, cores: int) -> Iterator[None]:
+    """Join the cluster at the address, or start one on this machine that ends when it is left."""
+    # Before the import: Ray is to send nothing to anybody, and to print no advice.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -42,13 +43,10 @@ def connect(address: str | None, cores: int) -> None:
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"--cluster {address}: there is no Ray cluster that could be joined ({reason})") from error
-
-
-def disconnect() -> None:
-    """Leave the cluster; one that was started here ends."""
-    import ray
-
-    ray.shutdown()
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def carry_out(sweep: Sweep, runs: Sequence[SweepRun], progress: SweepProgress, stop: Callable[[], bool]) -> None:

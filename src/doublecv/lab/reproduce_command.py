@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 
 from doublecv import estimators
@@ -15,8 +16,7 @@ from doublecv.lab.errors import InputError
 from doublecv.lab.interruption import interruption
 from doublecv.lab.reproduce_arguments import ReproduceArguments
 from doublecv.lab.sweep import LOG, Sweep, SweepRun
-from doublecv.lab.sweep_folder import begin, cores, plan
-from doublecv.lab.sweep_lock import locked
+from doublecv.lab.sweep_folder import begin, claimed, cores, plan
 from doublecv.lab.sweep_progress import SweepProgress
 from doublecv.lab.targets import ALL, LIKELIHOODS, NETWORKS, TARGETS
 
@@ -50,19 +50,15 @@ def main(arguments: ReproduceArguments) -> None:
     # What must be downloaded is, once, before many processes want it.
     for dataset in {run.settings["dataset"] for run in wanted.runs if run.kind == "train"} - {"digits"}:
         load_dataset(dataset)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with locked(arguments.out):
+    with _place(arguments.cluster), claimed(arguments.out):
         sweep = begin(wanted)
         names = {run.name for run in wanted.runs}
         runs = [run for run in sweep.runs if run.name in names]
         try:
-            progress = _carry_out(sweep, runs, arguments.cluster)
+            failed = _carry_out(sweep, runs, arguments.cluster is not None)
         except KeyboardInterrupt:
             print(f"to go on: {command}", file=sys.stderr)
             raise
-    failed = [run for run in runs if progress.ended.get(run.name) == "failed"]
-    for run in failed:
-        print(f"failed: {run.name}: {progress.reasons[run.name]}; its log is {run.folder / LOG}", file=sys.stderr)
     if failed:
         print(f"{len(failed)} of {len(runs)} runs failed; to try them again: {command}", file=sys.stderr)
         sys.exit(1)
@@ -70,23 +66,25 @@ def main(arguments: ReproduceArguments) -> None:
     print(f"{len(runs)} {'runs are' if len(runs) > 1 else 'run is'} done; to look at them: doublecv report {folder}")
 
 
-def _carry_out(sweep: Sweep, runs: Sequence[SweepRun], address: tuple[str, ...] | None) -> SweepProgress:
-    """Do the runs here or on Ray, until all have ended or Ctrl-C says stop."""
-    if address is None:
-        with interruption() as asked, SweepProgress(runs) as progress:
-            sweep_local.carry_out(sweep, runs, cores(), progress, asked)
-    else:
-        cluster.connect(address[0] if address else None, cores())
-        try:
-            with interruption() as asked, SweepProgress(runs) as progress:
-                # The benchmark is of this machine, whose name is in sweep.json.
-                sweep_local.carry_out(sweep, [run for run in runs if run.kind == "bench"], 1, progress, asked)
-                cluster.carry_out(sweep, [run for run in runs if run.kind != "bench"], progress, asked)
-        finally:
-            cluster.disconnect()
+def _place(address: tuple[str, ...] | None) -> AbstractContextManager[None]:
+    """This machine, or a Ray cluster."""
+    return nullcontext() if address is None else cluster.joined(next(iter(address), None), cores())
+
+
+def _carry_out(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepRun]:
+    """Do the runs here or on Ray, until all have ended or Ctrl-C says stop; those that failed."""
+    with interruption() as asked, SweepProgress(runs) as progress:
+        # A benchmark is of this machine, whose name is in sweep.json.
+        here = [run for run in runs if run.kind == "bench" or not on_ray]
+        sweep_local.carry_out(sweep, here, cores(), progress, asked)
+        if on_ray:
+            cluster.carry_out(sweep, [run for run in runs if run.kind != "bench"], progress, asked)
+    failed = [run for run in runs if progress.ended.get(run.name) == "failed"]
+    for run in failed:
+        print(f"failed: {run.name}: {progress.reasons[run.name]}; its log is {run.folder / LOG}", file=sys.stderr)
     if asked():
         raise KeyboardInterrupt
-    return progress
+    return failed
 
 
 def as_command(arguments: ReproduceArguments) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,8 @@ from doublecv.lab import run_folder
 from doublecv.lab.checkpoint import write_atomically
 from doublecv.lab.errors import InputError
 from doublecv.lab.sweep import FILE, Sweep, SweepRun, as_json, load
+from doublecv.lab.sweep_lock import FILE as LOCK
+from doublecv.lab.sweep_lock import locked
 from doublecv.lab.targets import TARGETS, Only
 
 
@@ -39,14 +42,22 @@ def plan(
     )
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep other sweeps out of it."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        yield
+
+
 def begin(wanted: Sweep) -> Sweep:
     """Write the sweep into its folder, together with what the folder's sweep held before."""
     folder = wanted.folder
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder} is a file; name a folder")
     if (folder / FILE).exists():
         wanted = _together(load(folder), wanted)
-    elif folder.exists() and any(path.name != "lock" for path in folder.iterdir()):
+    elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise InputError(f"--out {folder} is not empty and holds no sweep; name a new folder, or the one of a sweep")
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     write_atomically(folder / FILE, (json.dumps(as_json(wanted), indent=2) + "\n").encode())
