@@ -13,6 +13,7 @@ from doublecv.lab import metrics, paper, report, report_toy, run_folder, sweep, 
 from doublecv.lab.cli import main
 from doublecv.lab.report_content import content
 from doublecv.lab.report_curves import POINTS, VARIANCE, training_chart
+from doublecv.lab.report_html import _json
 from doublecv.lab.report_paper import paper_numbers
 from doublecv.lab.report_runs import gather
 
@@ -172,6 +173,11 @@ def test_the_page_needs_nothing_from_elsewhere(written):
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page)
     assert "dataset=&lt;fashion-mnist&gt;" in page
     assert "<step 3>" not in page
+
+
+def test_no_text_can_end_the_script_that_it_stands_in():
+    assert "<" not in _json({"name": "</script>"})
+    assert json.loads(_json({"name": "</script>"})) == {"name": "</script>"}
 
 
 def test_a_long_curve_is_thinned_and_says_so(tiny_sweep):

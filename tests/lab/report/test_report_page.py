@@ -83,6 +83,8 @@ def test_a_table_sorts_by_number_with_the_empty_cells_last(page):
     published = column(page, ELBO_TABLE, 5)
     assert numbers(published) == sorted(numbers(published), reverse=True)
     assert len(set(published)) == 8
+    click_heading(page, ELBO_TABLE, 1)
+    assert column(page, ELBO_TABLE, 3)[:4] == [""] * 4
     assert click_heading(page, ELBO_TABLE, 3) == "descending"
     measured = column(page, ELBO_TABLE, 3)
     assert measured[3:] == [""] * 5
