@@ -24,7 +24,7 @@ bench: .venv/installed
 	$(BIN)/python -m doublecv.lab.bench
 
 docs: .venv/installed
-	$(BIN)/pdoc --math --output-directory build/docs doublecv doublecv.distributions doublecv.jax doublecv.torch
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet --jobs 2 --doctree-dir build/doctrees docs build/docs
 
 clean:
 	rm -rf .venv build dist
