@@ -56,7 +56,7 @@ def test_the_operator_is_its_definition(q):
     np.testing.assert_allclose(stein, by_definition(q, x, lambda y: h(y, q.event_axes)), atol=1e-13)
 
 
-def test_linear_in_the_variables_and_yet_the_operator_on_a_vector(q):
+def test_the_operator_on_a_vector_is_its_definition(q):
     """(A h s)(x) has D coordinates, each of which asks for all neighbours."""
     x, _ = support(q)
     stein = gibbs_stein_of_score(q, x, around(q, x, lambda y: h(y, q.event_axes)))
