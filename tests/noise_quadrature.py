@@ -1,13 +1,15 @@
 """The mean of an estimator with relaxed points, exactly: integrals over the uniform noise in place of draws.
 
-Given the hard sample x such an estimate is a sum, g = B(u) + A(x, v), of the gradient of the control variate at z(u)
-and of a rest in which u counts only through x. So E g = E_u B + sum_x q(x) E_v A(x, v): integrals of functions that are
-analytic in the logistic or Gumbel noise, which the trapezoidal rule takes to nearly all digits. `full_mean` assumes
-nothing of the kind, and integrates over u and v together.
+Given the hard samples x such an estimate is a sum, g = B(u) + A(x, v), of the gradient of the control variate at z(u)
+and of a rest in which u counts only through x; and both are sums over the samples of functions of the noise of each.
+So E g = E_u B + sum_x q(x) E_v A(x, v): integrals of functions that are analytic in the logistic or Gumbel noise, which
+the trapezoidal rule takes to nearly all digits. `full_mean` assumes nothing of the kind, and integrates over all the
+noise together.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import product
 from unittest import mock
 
@@ -40,47 +42,69 @@ def estimate_at(estimator, f, q, coefficients, noise, **options):
 
 
 def quadrature_mean(estimator, f, q, coefficients, step, reach=25.0):
-    """E g for one sample and no batch axes."""
+    """E g for no batch axes."""
     nodes, weights = _grid(*_trapezoid(q, step, reach), q.event_shape)
-    anywhere = np.full(q.event_shape, 0.5)
+    anywhere = np.full((estimator.samples, *q.event_shape), 0.5)
     parts = _parts(estimator, f, q, coefficients)
 
-    total = _integral(lambda u: parts(u, anywhere)[0], nodes, weights)
-    for x, probability in zip(*support(type(q)(logits=np.asarray(q.logits))), strict=True):
-        u = _noise_of(q, x)
-        total += probability * _integral(lambda v, u=u: parts(u, v)[1], nodes, weights)
+    total = _mean_of_sum(lambda u: parts(u, anywhere)[0], anywhere, nodes, weights)
+    values, probabilities = support(type(q)(logits=np.asarray(q.logits)))
+    for chosen in product(range(len(values)), repeat=estimator.samples):
+        u = np.stack([_noise_of(q, values[k]) for k in chosen])
+        mean = _mean_of_sum(lambda v, u=u: parts(u, v)[1], anywhere, nodes, weights)
+        total += np.prod(probabilities[list(chosen)]) * mean
     return total
 
 
 def full_mean(estimator, f, q, coefficients, order):
-    """E g for one sample of Bernoulli and no batch axes, by Gauss-Legendre over u, split at mu, and over v."""
+    """E g for Bernoulli and no batch axes, by Gauss-Legendre over u, split at mu, and over v."""
     nodes, weights = np.polynomial.legendre.leggauss(order)
     nodes, weights = (nodes + 1) / 2, weights / 2
     one_dimensional = []
-    for mean in np.asarray(q.mean):
+    for mean in np.tile(np.asarray(q.mean), estimator.samples):
         u = np.concatenate([mean * nodes, mean + (1 - mean) * nodes])
         one_dimensional.append((u, np.concatenate([mean * weights, (1 - mean) * weights])))
     one_dimensional += [(nodes, weights)] * len(one_dimensional)
     noise = np.array(list(product(*(points for points, _ in one_dimensional))))
     weight = np.prod(list(product(*(weights for _, weights in one_dimensional))), axis=-1)
     parts = _parts(estimator, f, q, coefficients)
-    variables = q.event_shape[0]
-    return _integral(lambda noise: sum(parts(noise[:, :variables], noise[:, variables:])), noise, weight)
+    noise = noise.reshape(len(noise), 2, estimator.samples, *q.event_shape)
+    return _integral(lambda noise: sum(parts(noise[:, 0], noise[:, 1])), noise, weight)
 
 
 def _parts(estimator, f, q, coefficients):
     """The two parts of the estimate at nodes of the noise, B(u) and A(x, v)."""
-    assert estimator.samples == 1
     assert q.batch_shape == ()
+    samples = estimator.samples
     repeated = q.broadcast_to((CHUNK,))
 
     @jax.jit
     def parts(noise):
-        result = estimate_at(estimator, f, repeated, coefficients, noise)
-        first = result.evaluation.dcontrol[0]
-        return first, result.gradient - first
+        evaluation = estimate_at(estimator, f, repeated, coefficients, noise).evaluation
+        without = dataclasses.replace(evaluation, dcontrol=evaluation.dcontrol.at[:samples].set(0))
+        whole, rest = (estimator.gradient(repeated, each, coefficients) for each in (evaluation, without))
+        return whole - rest, rest
 
-    return lambda u, v: parts(np.stack([np.broadcast_to(w, repeated.logits.shape) for w in (u, v)])[:, None])
+    def at_nodes(u, v):
+        shape = (CHUNK, samples, *q.event_shape)
+        return parts(np.moveaxis(np.stack([np.broadcast_to(noise, shape) for noise in (u, v)]), 1, 2))
+
+    return at_nodes
+
+
+def _mean_of_sum(function, anywhere, nodes, weights):
+    """The mean of a sum over the samples of functions of the noise of each, the noise of the others being anywhere."""
+    there = np.asarray(function(anywhere))[0]
+    total = there
+    for sample in range(len(anywhere)):
+
+        def of_sample(noise, sample=sample):
+            moved = np.repeat(anywhere[None], len(noise), axis=0)
+            moved[:, sample] = noise
+            return function(moved)
+
+        total = total + _integral(of_sample, nodes, weights) - there
+    return total
 
 
 def _integral(values, nodes, weights):

@@ -142,12 +142,17 @@ FEATURES = 4
 """The features of the context of a surrogate."""
 
 
+def samples_for(name: str, samples: int = 2) -> int:
+    """K, or the least that the estimator takes."""
+    return max(samples, make(name, samples=4).minimum_samples)
+
+
 def make_estimator(name: str, samples: int, problem: Problem | None = None, variables: int | None = None) -> Estimator:
     """The registered estimator, with the exact mean of f or the context where it asks for that.
 
     The context is the same for all batch elements, so that it goes with batches of any shape.
     """
-    estimator = make(name, samples=samples)
+    estimator = make(name, samples=samples_for(name, samples))
     if isinstance(estimator, dcv.RStar) and problem is not None:
         return dataclasses.replace(estimator, expected_f=problem.expected_f)
     if isinstance(estimator, dcv.Surrogate):

@@ -58,7 +58,7 @@ def test_the_promised_names():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("cls", [type(estimators.make(name, samples=2)) for name in estimators.names()])
+@pytest.mark.parametrize("cls", [type(estimators.make(name, samples=4)) for name in estimators.names()])
 def test_every_estimator_states_an_equation_and_cites_it(cls):
     documentation = cls.__doc__
     assert re.search(r"^ {8}\S.* = ", documentation, re.MULTILINE), "an equation, indented"

@@ -98,7 +98,8 @@ def test_rows_are_relative_to_the_floor(monkeypatch):
 
 
 def test_every_registered_estimator_is_timed():
-    assert set(_chosen((), 2)) == set(estimators.names()) - NOT_TIMED
+    assert set(_chosen((), 4)) == set(estimators.names()) - NOT_TIMED
+    assert set(_chosen((), 4)) - set(_chosen((), 2)) == {"double-cv-antithetic"}, "it takes two pairs"
     assert next(iter(_chosen((), 2))) == "rloo"
     assert "disarm" not in _chosen((), 3), "it takes an even number of samples"
     with pytest.raises(InputError, match="samples do not fit the estimator 'disarm'"):

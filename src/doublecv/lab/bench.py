@@ -179,7 +179,8 @@ def _chosen(given: tuple[str, ...], samples: int) -> dict[str, Estimator]:
             continue
         try:
             estimator = estimators.make(name, samples=samples)
-            chosen[name] = estimators.make(name, samples=1) if estimator.relaxed_points else estimator
+            least = estimator.minimum_samples
+            chosen[name] = estimators.make(name, samples=least) if estimator.relaxed_points else estimator
         except ValueError as error:
             if name in given or name == BASELINE:
                 raise InputError(f"samples do not fit the estimator {name!r}: {error}") from error

@@ -48,6 +48,8 @@ def has_exact_variance(estimator: Estimator, dimension: int) -> bool:
     """Whether `exact_variance` knows the estimator and the patterns of K values are few enough."""
     # The very class: one that is derived from it may have another formula.
     known = type(estimator) in (Reinforce, RStar, RLOO, DoubleCV, MuProp, DisARM, ARMS)
+    if isinstance(estimator, DoubleCV):
+        known = known and estimator.coupling == "independent" and estimator.surrogate != "concrete"
     return known and 2**estimator.samples * estimator.samples * dimension <= LARGEST_TABLE
 
 

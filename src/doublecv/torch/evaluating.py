@@ -27,7 +27,8 @@ class Side(NamedTuple):
     Attributes:
         at_mean: f and its gradient in x at the mean of q, or twice None.
         control: the control variate at the relaxed points and its gradient in the logits, or twice None. They have a
-            graph, to be differentiated in the coefficients that they were computed with.
+            graph, to be differentiated in the coefficients that they were computed with, unless the estimate is linear
+            in these: then only what the control variate is multiplied with depends on them.
     """
 
     at_mean: tuple[Any, Any]
@@ -92,7 +93,7 @@ def evaluate_side(
         at_mean = (values[0].detach(), df[0])
     control: tuple[Any, Any] = (None, None)
     if estimator.relaxed_points:
-        control = _relaxed(f, q, noise, x, estimator, coefficients, learned)
+        control = _relaxed(f, q, noise, x, estimator, coefficients, learned and not estimator.linear)
     return Side(at_mean, control)
 
 
@@ -111,7 +112,8 @@ def _relaxed(
         logits = q.broadcast_to((estimator.relaxed_points, *q.batch_shape)).logits.detach().requires_grad_()
         values = estimator.control(f, type(q)(logits=logits), noise, x, coefficients)
         check_returned_shape("f at the relaxed points", values, (estimator.relaxed_points, *q.batch_shape))
-        return values, _pointwise_gradient(values, logits, create_graph=learned)
+        gradient = _pointwise_gradient(values, logits, create_graph=learned)
+        return values if learned else values.detach(), gradient
 
 
 def _under_present_autocast(f: Function, q: Distribution) -> Function:

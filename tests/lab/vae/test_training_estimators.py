@@ -7,13 +7,14 @@ from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv import estimators
 from doublecv.lab.train import make_step
+from problems import samples_for
 
 TRAINABLE = [name for name in estimators.names() if name != "r-star"]
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_any_estimator_trains_binary_latents(name):
-    settings = tiny_settings(estimator=name)
+    settings = tiny_settings(estimator=name, samples=samples_for(name))
     program = make_step(settings, tiny_dataset())
     state = program.start()
     start = jax.tree.map(np.array, (state.model, state.coefficients))
