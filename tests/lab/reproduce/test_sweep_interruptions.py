@@ -21,9 +21,10 @@ from sweeps import (
     wait_until_nothing_runs,
 )
 
-from doublecv.lab.sweep import FAILURE, LOG
-from doublecv.lab.sweep_folder import begin, cores, plan
-from doublecv.lab.sweep_worker import single_threaded
+from doublecv.lab.errors import InputError
+from doublecv.lab.sweep import FAILURE, LOG, SweepRun
+from doublecv.lab.sweep_folder import begin, claimed, cores, plan
+from doublecv.lab.sweep_worker import carry_out, prepare, single_threaded
 
 SWEEP = ["table-k2-bernoulli", "--steps", "60", "--seeds", "1", *SMALL, "estimator=rloo,double-cv"]
 
@@ -51,15 +52,15 @@ def test_the_life_of_a_sweep(tmp_path):
     # Two sweeps in one folder would spoil each other's runs.
     process = start(*SWEEP, out=cut)
     wait_until(lambda: second.state() == "running", process)
-    status, _, told = reproduce(*SWEEP, out=cut)
-    assert (status, told.count("\n")) == (2, 1)
-    assert f"another process works in {cut}" in told
+    with pytest.raises(InputError, match=f"another process works in {cut}"), claimed(cut):
+        pass
 
     # Ctrl-C reaches the whole group; only the first process acts on it.
     os.killpg(process.pid, signal.SIGINT)
     status, printed, told = finish(process)
     assert (status, printed) == (130, "")
-    assert told.splitlines()[0] == "1 of 2 runs are done already"
+    assert told.splitlines()[:2] == ["1 of 2 runs are done already", "stopping: the runs save first"]
+    assert told.splitlines()[2].startswith(f"stopped  {second.name}  at step ")
     command = f"doublecv reproduce {' '.join(SWEEP)} --out {cut}"
     assert told.splitlines()[-2:] == [f"to go on: {command}", "doublecv reproduce: stopped"]
     assert second.state() == "cut"
@@ -120,6 +121,28 @@ def test_a_toy_run_leaves_what_its_command_writes(tmp_path):
     assert (run.kind, run.state(), run.targets) == ("toy", "done", ("figure-toy-d1",))
     assert {"metrics.csv", "config.json", "variance.svg", "log.txt"} <= {path.name for path in run.folder.iterdir()}
     assert json.loads((run.folder / "config.json").read_text())["settings"] == run.settings
+
+
+def test_a_run_whose_sweep_was_killed_saves_and_stops(tmp_path):
+    out = tmp_path / "sweep"
+    process = start("table-k2-bernoulli", "--steps", "2000", "--seeds", "1", *SMALL, "estimator=rloo", out=out)
+    wait_until(lambda: any(in_the_middle(run) for run in runs(out)), process)
+    process.kill()
+    process.communicate()
+    wait_until_nothing_runs(out)
+    (run,) = runs(out)
+    assert run.state() == "cut"
+
+
+def test_a_bench_run_leaves_what_its_command_writes(tmp_path):
+    settings = {"torch": False, "estimators": ["rloo"], "samples": [2], "rounds": 1, "calls": 1, "threads": None}
+    run = SweepRun("bench", "bench", tmp_path / "bench", settings, ("table-time",))
+    prepare(run)
+    assert run.state() == "waiting"
+    assert carry_out(run, lambda: False) == 0
+    assert run.state() == "done"
+    rows = json.loads((run.folder / "bench.json").read_text())["rows"]
+    assert {(row["workload"], row["estimator"]) for row in rows} >= {("step", "rloo"), ("gradient", "rloo")}
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux to count threads")
