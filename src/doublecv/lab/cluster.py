@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -22,6 +23,9 @@ RETRIES = 20
 
 PAUSE = 0.5
 """Seconds from one look at the tasks to the next."""
+
+PATIENCE = 10.0
+"""Seconds that a cluster has to answer."""
 
 STOP = "stop"
 """The file in the sweep's folder that asks all tasks to save and stop."""
@@ -38,15 +42,28 @@ def joined(address: str | None, cores: int) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise InputError("--cluster needs Ray, which is not installed: pip install 'doublecv[cluster]'") from error
     local: dict[str, Any] = {"num_cpus": cores, "include_dashboard": False} if address is None else {}
+    if address is not None:
+        _check_that_somebody_listens(address)
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"--cluster {address}: there is no Ray cluster that could be joined ({reason})") from error
+        raise InputError(f"--cluster {address or ''}: Ray does not start ({reason})") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_that_somebody_listens(address: str) -> None:
+    """Ray itself takes minutes to find out that nobody does."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        raise InputError(f"--cluster must be an address as `ray start` tells it, HOST:PORT; got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--cluster {address}: nobody answers there ({error}); is the cluster running?") from error
 
 
 def carry_out(sweep: Sweep, runs: Sequence[SweepRun], progress: SweepProgress, stop: Callable[[], bool]) -> None:
@@ -79,6 +96,7 @@ def carry_out(sweep: Sweep, runs: Sequence[SweepRun], progress: SweepProgress, s
             if run.name not in progress.running and run.state() == "running":
                 progress.begin(run)
         if stop():
+            progress.stopping()
             stop_file.touch()
     stop_file.unlink(missing_ok=True)
 

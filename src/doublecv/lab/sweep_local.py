@@ -38,6 +38,7 @@ def carry_out(
                     progress.begin(run)
             time.sleep(PAUSE)
             if stop():
+                progress.stopping()
                 for _, process in running.values():
                     process.terminate()
             for run, process in list(running.values()):

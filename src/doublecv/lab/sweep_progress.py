@@ -33,6 +33,7 @@ class SweepProgress:
         self.ended: dict[str, str] = {run.name: "done" for run in runs if run.is_done()}
         self.reasons: dict[str, str] = {}
         self._kept = len(self.ended)
+        self._is_stopping = False
         self._work = {run.name: work(run) for run in runs}
         self._share_at_start = {run.name: self._share(run) for run in runs}
         self._started = time.monotonic()
@@ -61,11 +62,21 @@ class SweepProgress:
         self.ended[run.name] = how
         if reason:
             self.reasons[run.name] = reason
-        elbo = last_records(run.folder).get("train_elbo")
-        told = "" if elbo is None or how != "done" else f"  ELBO {elbo:.2f}"
-        left = self.seconds_left()
-        rest = f"  {duration(left)} left" if left else ""
-        self._say(f"{how:<7} {len(self.ended)}/{len(self.runs)}  {run.name}{told}{rest}")
+        last, left = last_records(run.folder), self.seconds_left()
+        words = [f"{how:<7}", run.name]
+        if how == "stopped":
+            words += [f"at step {last['step']}"] if "step" in last else []
+        else:
+            words.insert(1, f"{len(self.ended)}/{len(self.runs)}")
+            words += [f"ELBO {last['train_elbo']:.2f}"] if how == "done" and "train_elbo" in last else []
+            words += [f"{duration(left)} left"] if left else []
+        self._say("  ".join(words))
+
+    def stopping(self) -> None:
+        """Ctrl-C was noticed; it takes a moment."""
+        if not self._is_stopping and self.running:
+            self._say("stopping: the runs save first")
+        self._is_stopping = True
 
     def seconds_left(self) -> float | None:
         """At the pace since the start, None before anything can be said."""
