@@ -1,0 +1,104 @@
+"""Choosing features with binary gates: how few of 30 measurements of a tumour does a diagnosis need?
+
+A logistic regression sees its inputs through gates x ~ Bernoulli; an open gate costs something (as in Louizos, Welling
+and Kingma, 2018). You learn to train gates with unbiased gradients (DoubleCV, RLOO), beside two biased ways that are in
+use: straight-through, and concrete (Gumbel-softmax) gates. All take the same steps on 10 splits of the data. Run
+
+    python examples/feature_gates.py [--steps 2000] [--figure feature_gates.png]
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+import tyro
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+
+import doublecv as dcv
+from doublecv.jax import expect
+
+SAMPLES, SPLITS, COSTS, FEATURES = 4, 10, np.array([0.001, 0.003, 0.01, 0.03]), 30
+UNBIASED = {estimator.name: estimator for estimator in (dcv.DoubleCV(SAMPLES), dcv.RLOO(SAMPLES))}
+
+
+def split(seed: int) -> tuple[Any, ...]:
+    """Inputs and held-out inputs, labels and held-out labels (1 is benign, -1 malignant)."""
+    data = load_breast_cancer()
+    inputs, held_out, *labels = train_test_split(data.data, 2 * data.target - 1, test_size=0.3, random_state=seed)
+    scaler = StandardScaler().fit(inputs)
+    return scaler.transform(inputs), scaler.transform(held_out), *labels
+
+
+def mean(method: str, f: Any, gates: jax.Array, coefficients: Any, key: jax.Array) -> jax.Array:
+    """The mean of f over K samples of the gates, with the gradient that the method has."""
+    if method in UNBIASED:
+        return expect(f, dcv.Bernoulli(logits=gates), UNBIASED[method], coefficients, key)
+    noisy = gates + jax.random.logistic(key, (SAMPLES, FEATURES))
+    if method == "concrete":  # gates between 0 and 1, of temperature 2/3 (Maddison, Mnih and Teh, 2017)
+        return f(jax.nn.sigmoid(noisy * 1.5)).mean()
+    probability = jax.nn.sigmoid(gates)  # the backward pass takes samples for it (Bengio et al., 2013)
+    return f(probability + jax.lax.stop_gradient((noisy > 0) - probability)).mean()
+
+
+def fit(method: str, steps: int, cost: jax.Array, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which gates are more likely open than not, after training, and E f."""
+    coefficients = UNBIASED[method].coefficients() if method in UNBIASED else {}
+    parameters = {"model": jnp.zeros(FEATURES + 1), "gates": jnp.zeros(FEATURES)}
+    parameters["coefficients"] = jax.tree.map(jnp.asarray, coefficients)
+    rules = {"model": optax.adam(0.1), "gates": optax.adam(0.03), "coefficients": optax.adam(0.01)}
+    optimiser = optax.multi_transform(rules, {name: name for name in rules})
+
+    def f(model: jax.Array, x: jax.Array) -> jax.Array:
+        log_odds = (x * model[1:]) @ inputs.T + model[0]
+        return jax.nn.softplus(-labels * log_odds).mean(-1) + cost * x.sum(-1)
+
+    def step(state: Any, key: jax.Array) -> tuple[Any, None]:
+        gradients = jax.grad(lambda p: mean(method, partial(f, p["model"]), p["gates"], p["coefficients"], key))(
+            state[0]
+        )
+        updates, optimiser_state = optimiser.update(gradients, state[1])
+        return (optax.apply_updates(state[0], updates), optimiser_state), None
+
+    keys = jax.random.split(jax.random.key(0), steps)
+    (parameters, _), _ = jax.lax.scan(step, (parameters, optimiser.init(parameters)), keys)
+    x = jax.random.bernoulli(keys[0], jax.nn.sigmoid(parameters["gates"]), (1000, FEATURES))
+    return parameters["gates"] > 0, f(parameters["model"], x).mean()
+
+
+def accuracy(data: Any, is_open: Any) -> float:
+    """That of a logistic regression on the open features alone, fitted anew, on held-out data."""
+    inputs, held_out, labels, held_out_labels = data
+    return LogisticRegression().fit(inputs * is_open, labels).score(held_out * is_open, held_out_labels)
+
+
+def main(steps: int = 2000, figure: Path = Path("feature_gates.png")) -> None:
+    """Fit with every method, cost and split; print a table and draw a figure."""
+    splits = [split(seed) for seed in range(SPLITS)]
+    inputs, _, labels, _ = (jnp.asarray(np.stack(part), jnp.float32) for part in zip(*splits, strict=True))
+    everything = np.mean([accuracy(data, 1) for data in splits])
+    canvas, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
+    axes.axhline(everything, color="gray", linestyle="dotted", label="all 30 features")
+    print(f"method             cost  features  held-out accuracy     E f    (all 30 features: {everything:.3f})")
+    for method in (*UNBIASED, "straight-through", "concrete"):
+        of_splits = jax.vmap(partial(fit, method, steps), in_axes=(None, 0, 0))
+        is_open, value = map(np.asarray, jax.jit(jax.vmap(of_splits, in_axes=(0, None, None)))(COSTS, inputs, labels))
+        scores = np.array([[accuracy(*pair) for pair in zip(splits, row, strict=True)] for row in is_open])
+        rows = COSTS, is_open.sum(-1).mean(-1), scores.mean(-1), scores.std(-1, ddof=1) / SPLITS**0.5, value.mean(-1)
+        axes.errorbar(*rows[1:4], label=method, marker="o", capsize=3)
+        for row in zip(*rows, strict=True):
+            print("{:16}  {:5.3f}  {:8.1f}     {:.3f} +- {:.3f}  {:6.4f}".format(method, *row), flush=True)
+    axes.set(xlabel="features", ylabel="held-out accuracy")
+    axes.legend(frameon=False)
+    canvas.savefig(figure, dpi=100)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
