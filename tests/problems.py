@@ -175,5 +175,7 @@ def make_coefficients(estimator: Estimator, value: float) -> dict[str, Any]:
 
     coefficients = scattered(estimator.coefficients())
     for name in estimator.averaged:
-        coefficients[name] = coefficients[name] @ coefficients[name].T
+        products = coefficients[name] @ coefficients[name].T
+        # Far from singular, so that float32 solves with it as float64 does.
+        coefficients[name] = products + len(products) * np.eye(len(products))
     return coefficients

@@ -163,6 +163,8 @@ def test_everything_stays_on_the_device_of_the_logits(name, family):
     _, estimator = make_estimator(name, 2, None, family, dtype="float32")
     if isinstance(estimator, dcv.RStar):
         estimator = dataclasses.replace(estimator, expected_f=lambda q: q.mean.sum(tuple(range(-q.event_axes, 0))))
+    if isinstance(estimator, dcv.Surrogate):
+        estimator = dataclasses.replace(estimator, context=estimator.context.to("meta"))
     expectation = Expectation(estimator).to("meta")
     decoder = Decoder(VARIABLES[family], dtype=torch.float32).to("meta")
     logits = torch.zeros(4, *VARIABLES[family], device="meta", requires_grad=True)

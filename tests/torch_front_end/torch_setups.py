@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import doublecv as dcv
+import problems
 from doublecv import estimators
 from doublecv.arrays import namespace
 from doublecv.torch import Expectation
@@ -42,9 +43,9 @@ def network_arrays(event_shape, dtype):
 
 def make_estimator(name, samples, problem, family, dtype="float64"):
     """The estimator for NumPy and JAX, and the one for torch, whose network is a module."""
-    estimator = estimators.make(name, samples=samples)
-    if isinstance(estimator, dcv.RStar) and problem is not None:
-        estimator = dataclasses.replace(estimator, expected_f=problem.expected_f)
+    estimator = problems.make_estimator(name, samples, problem)
+    if isinstance(estimator, dcv.Surrogate):
+        return estimator, dataclasses.replace(estimator, context=torch.as_tensor(estimator.context.astype(dtype)))
     if not isinstance(estimator, dcv.Relax):
         return estimator, estimator
     arrays = network_arrays(VARIABLES[family], dtype)
@@ -60,16 +61,24 @@ def make_estimator(name, samples, problem, family, dtype="float64"):
 
 
 def make_coefficients(estimator):
-    return {name: COEFFICIENTS.get(name, start) for name, start in estimator.coefficients().items()}
+    if isinstance(estimator, dcv.Relax):
+        return {name: COEFFICIENTS.get(name, start) for name, start in estimator.coefficients().items()}
+    return problems.make_coefficients(estimator, 0.4) | {
+        name: COEFFICIENTS[name] for name in estimator.coefficients() if name in COEFFICIENTS
+    }
 
 
 def make_expectation(estimator, dtype=torch.float64):
-    """The module with its coefficients away from their start."""
-    expectation = Expectation(estimator).to(dtype)
+    """The module with its coefficients away from their start, and running averages that stay where they are."""
+    expectation = Expectation(estimator).to(dtype).eval()
+    away = make_coefficients(estimator)
     with torch.no_grad():
-        for name, parameter in expectation.named_parameters():
-            if name in COEFFICIENTS:
-                parameter.fill_(COEFFICIENTS[name])
+        for name, value in expectation.coefficients().items():
+            if isinstance(value, nn.ParameterDict):
+                for entry, parameter in value.items():
+                    parameter.copy_(torch.as_tensor(away[name][entry]))
+            elif not isinstance(value, nn.Module):
+                value.copy_(torch.as_tensor(away[name]))
     return expectation
 
 
