@@ -36,7 +36,9 @@ def test_descent_with_rate_one_hundredth_is_the_exponential_average(estimator):
     g0, h = estimator.linear_parts(dcv.Bernoulli(jnp.asarray(LOGITS)), evaluation)
     parts = jnp.stack([g0, *h.values()]).reshape(1 + len(h), -1)
     new = parts @ parts.T / g0.size
-    moved = optax.apply_updates(coefficients["moments"], optax.sgd(0.01).update(gradient, optax.EmptyState())[0])
+    descent = optax.sgd(0.01)
+    updates, _ = descent.update(gradient, descent.init(gradient))
+    moved = optax.apply_updates(coefficients["moments"], updates)
     np.testing.assert_allclose(moved, 0.99 * coefficients["moments"] + 0.01 * new, rtol=1e-12, atol=1e-14)
 
 
