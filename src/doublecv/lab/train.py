@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from doublecv.lab import run_folder, train_folder
+from doublecv.lab import processes, run_folder, train_folder
 from doublecv.lab.data import Dataset, load
+from doublecv.lab.devices import Devices, devices_for
 from doublecv.lab.errors import InputError
 from doublecv.lab.train_folder import Plan
 from doublecv.lab.train_result import Interrupted, NotFinite, TrainResult, Watch
@@ -32,6 +33,7 @@ def run(
     *,
     seeds: int = 1,
     parallel_seeds: bool = False,
+    devices: int = 1,
     dataset: Dataset | None = None,
     data_dir: Path | None = None,
     tensorboard: bool = False,
@@ -45,6 +47,8 @@ def run(
             Without it nothing is written.
         seeds: how many seeds, from `settings.seed` on.
         parallel_seeds: run them as one program, with one folder; otherwise one after another, each with its own.
+        devices: how many devices of every JAX process share each batch. With several processes all must call this with
+            the same arguments and see the same folder; the first one writes.
         dataset: the images; without it `settings.data` is loaded.
         data_dir: where to look for the data first.
         tensorboard: write TensorBoard events into the folder as well.
@@ -52,20 +56,22 @@ def run(
     """
     plan = Plan(settings, seeds, parallel_seeds, None if data_dir is None else str(data_dir), tensorboard)
     plan.check()
+    places = devices_for(settings.batch, devices)
     images = load(settings.data, data_dir) if dataset is None else dataset
-    return _run(plan, folder, images, watch or Watch())
+    return _run(plan, folder, images, watch or Watch(), places)
 
 
-def _run(plan: Plan, folder: Path | None, dataset: Dataset, watch: Watch) -> tuple[TrainResult, ...]:
-    if folder is not None:
-        _begin(folder, plan)
+def _run(plan: Plan, folder: Path | None, dataset: Dataset, watch: Watch, devices: Devices) -> tuple[TrainResult, ...]:
+    written = folder if processes.is_first() else None
+    if written is not None:
+        _begin(written, plan)
     if plan.seeds == 1 or plan.parallel_seeds:
-        return Run(plan, folder, dataset, watch).carry_out()
+        return Run(plan, folder, dataset, watch, devices).carry_out()
     results: list[TrainResult] = []
     for seed in plan.seed_numbers:
-        results += _run(plan.of_seed(seed), folder and folder / f"seed-{seed}", dataset, watch)
-    if folder is not None:
-        run_folder.write_config(folder, "train", train_folder.settings_as_json(plan.settings))
+        results += _run(plan.of_seed(seed), folder and folder / f"seed-{seed}", dataset, watch, devices)
+    if written is not None:
+        run_folder.write_config(written, "train", train_folder.settings_as_json(plan.settings))
     return tuple(results)
 
 

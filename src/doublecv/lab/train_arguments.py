@@ -22,6 +22,14 @@ class TrainArguments(TrainSettings):
     """How many seeds, from --seed on, one after another."""
     parallel_seeds: bool = False
     """Run the seeds as one program instead, for accelerators."""
+    devices: int = 1
+    """Devices that share each batch (virtual ones on a CPU); with another number, sums differ in their last bits."""
+    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
+    """Where process 0 can be reached, for --processes, which may be on several hosts; all must see the same folder."""
+    processes: int = 1
+    """Processes that train together, each with --devices, and each started with this command and its own --process."""
+    process: int = 0
+    """The number of this process, from 0 on; process 0 writes and prints."""
     data_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where the data are; without it $DOUBLECV_DATA, or a download into the user's cache."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None

@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from doublecv.lab import train_folder
+from doublecv.lab import processes, train_folder
+from doublecv.lab.devices import provide
 from doublecv.lab.errors import InputError
 from doublecv.lab.interruption import interruption
 from doublecv.lab.train import TrainResult, Watch, run
@@ -20,32 +21,47 @@ from doublecv.lab.train_arguments import TrainArguments
 from doublecv.lab.train_folder import Plan
 from doublecv.lab.train_table import table
 
+NOT_OF_THE_RUN = ("out", "resume", "data_dir", "devices", "coordinator", "processes", "process")
+"""The arguments that may be others when a run goes on."""
+
 
 def main(arguments: TrainArguments) -> None:
     """Train with a progress bar, then print the table."""
+    provide(arguments.devices)
+    with processes.joined(arguments.coordinator, arguments.processes, arguments.process):
+        _train(arguments)
+
+
+def _train(arguments: TrainArguments) -> None:
     folder, plan = _resumed(arguments) if arguments.resume is not None else _new(arguments)
     go_on = f"doublecv train --resume {shlex.quote(str(folder))}"
+    if arguments.devices > 1:
+        go_on += f" --devices {arguments.devices}"
     try:
-        results = run_with_progress(plan, folder)
+        results = run_with_progress(plan, folder, arguments.devices)
     except KeyboardInterrupt:
-        if train_folder.is_begun(folder):
+        if processes.is_first() and train_folder.is_begun(folder):
             print(f"to go on: {go_on}", file=sys.stderr)
         raise
-    console = Console()
-    console.print(table(results))
-    console.print(f"written to {folder}", highlight=False, soft_wrap=True)
+    if processes.is_first():
+        console = Console()
+        console.print(table(results))
+        console.print(f"written to {folder}", highlight=False, soft_wrap=True)
 
 
 def _new(arguments: TrainArguments) -> tuple[Path, Plan]:
     folder = arguments.folder
+    data_dir = None if arguments.data_dir is None else str(arguments.data_dir)
+    plan = Plan(arguments.settings, arguments.seeds, arguments.parallel_seeds, data_dir, arguments.tensorboard)
+    plan.check()
+    if not processes.is_first():
+        # The first process may have begun to write there already.
+        return folder, plan
     if train_folder.is_begun(folder) and not train_folder.is_finished(folder):
         raise InputError(
             f"{folder} holds a run that is not finished; to go on: doublecv train --resume {folder}; "
             f"or name a new folder with --out"
         )
-    data_dir = None if arguments.data_dir is None else str(arguments.data_dir)
-    plan = Plan(arguments.settings, arguments.seeds, arguments.parallel_seeds, data_dir, arguments.tensorboard)
-    plan.check()
     if train_folder.is_finished(folder):
         raise InputError(f"{folder} holds a finished run; name a new folder with --out, or remove this one")
     return folder, plan
@@ -60,7 +76,7 @@ def _resumed(arguments: TrainArguments) -> tuple[Path, Plan]:
     plan = train_folder.read(folder)
     for field in fields(type(arguments)):
         given = getattr(arguments, field.name)
-        if field.name in ("out", "resume", "data_dir") or field.default is MISSING or given == field.default:
+        if field.name in NOT_OF_THE_RUN or field.default is MISSING or given == field.default:
             continue
         held = getattr(plan, field.name, None) if hasattr(plan, field.name) else getattr(plan.settings, field.name)
         if given != held:
@@ -71,12 +87,14 @@ def _resumed(arguments: TrainArguments) -> tuple[Path, Plan]:
     return folder, plan
 
 
-def run_with_progress(plan: Plan, folder: Path | None) -> tuple[TrainResult, ...]:
+def run_with_progress(plan: Plan, folder: Path | None, devices: int = 1) -> tuple[TrainResult, ...]:
     """`train.run` with a progress bar on standard error; Ctrl-C ends the chunk, saves and stops."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
     with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        Progress(
+            *columns, console=console, transient=True, disable=not (console.is_terminal and processes.is_first())
+        ) as bar,
         interruption() as asked,
     ):
         task = bar.add_task("compiling", total=plan.settings.steps)
@@ -92,13 +110,15 @@ def run_with_progress(plan: Plan, folder: Path | None) -> tuple[TrainResult, ...
             )
 
         def notice(text: str) -> None:
-            console.print(text, highlight=False, soft_wrap=True)
+            if processes.is_first():
+                console.print(text, highlight=False, soft_wrap=True)
 
         return run(
             plan.settings,
             folder,
             seeds=plan.seeds,
             parallel_seeds=plan.parallel_seeds,
+            devices=devices,
             data_dir=None if plan.data_dir is None else Path(plan.data_dir),
             tensorboard=plan.tensorboard,
             watch=Watch(progress, notice, asked),

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from doublecv.estimators import make
-from doublecv.lab import checkpoint, run_folder, train_folder
+from doublecv.lab import checkpoint, processes, run_folder, train_folder
 from doublecv.lab.data import Dataset
+from doublecv.lab.devices import Devices
 from doublecv.lab.errors import InputError
 from doublecv.lab.evaluate import bounds
 from doublecv.lab.event_log import EventLog
@@ -44,12 +45,15 @@ def identity_on(plan: Plan, dataset: Dataset) -> dict[str, Any]:
 class Run:
     """One run in one folder, of one seed or of several in parallel."""
 
-    def __init__(self, plan: Plan, folder: Path | None, dataset: Dataset, watch: Watch) -> None:
+    def __init__(self, plan: Plan, folder: Path | None, dataset: Dataset, watch: Watch, devices: Devices) -> None:
         self.plan, self.settings, self.folder, self.dataset, self.watch = plan, plan.settings, folder, dataset, watch
         self.identity = identity_on(plan, dataset)
+        processes.check_same(self.identity)
+        self.devices = devices
+        self.written = folder if processes.is_first() else None
         self.seeds = plan.seed_numbers
         self.estimator = make(plan.settings.estimator, plan.settings.samples)
-        self.program: Program = make_step(plan.settings, dataset, self.seeds if plan.parallel_seeds else None)
+        self.program: Program = make_step(plan.settings, dataset, self.seeds if plan.parallel_seeds else None, devices)
         self.compare = make_comparison(plan.settings) if plan.settings.compare_variance else None
         self.seconds: list[tuple[float, int]] = []
 
@@ -57,12 +61,12 @@ class Run:
         """Train from the last checkpoint to the end."""
         finished = self.folder is not None and train_folder.is_finished(self.folder)
         step, state, metrics_bytes = self._start(finished)
-        self.metrics = Metrics(self.folder, metrics_bytes)
+        self.metrics = Metrics(self.written, metrics_bytes)
         self.events = EventLog(None, step)
         try:
             if self.plan.tensorboard:
-                self.events = EventLog(self.folder, step)
-            state = self._train(step, state)
+                self.events = EventLog(self.written, step)
+            state = self.devices.here(self._train(step, state))
             if not finished:
                 self._finish(state)
         except OSError as error:
@@ -73,14 +77,16 @@ class Run:
         return tuple(self._result(place, seed, state) for place, seed in enumerate(self.seeds))
 
     def _start(self, finished: bool) -> tuple[int, State, int]:
+        loaded = None
         if self.folder is not None:
             like = jax.eval_shape(self.program.start)
             loaded = checkpoint.load_newest(self.folder, like, self.identity, self.watch.notice)
-            if loaded is not None:
-                self.watch.notice(f"going on from {loaded.path}")
-                whole = self.folder / METRICS
-                return loaded.step, loaded.state, whole.stat().st_size if finished else loaded.metrics_bytes
-        return 0, self.program.start(), 0
+        processes.check_same({"last_checkpoint": loaded and loaded.step, "end": finished})
+        if self.folder is None or loaded is None:
+            return 0, self.program.start(), 0
+        self.watch.notice(f"going on from {loaded.path}")
+        metrics_bytes = (self.folder / METRICS).stat().st_size if finished else loaded.metrics_bytes
+        return loaded.step, self.devices.place(loaded.state), metrics_bytes
 
     def _train(self, step: int, state: State) -> State:
         while step < self.settings.steps:
@@ -91,14 +97,15 @@ class Run:
             self.seconds.append((time.perf_counter() - started, end - step))
             self._check_finite(report)
             step = end
-            records = self._train_records(step, state, report)
+            here = self.devices.here(state)
+            records = self._train_records(step, here, report)
             self._record(records)
             self.watch.progress(self.seeds[0], step, records[0], 1 / self._seconds_a_step(last=True))
             if step % self.settings.evaluate_every == 0 or step == self.settings.steps:
-                self._record(self._evaluations(step, state))
-            stop = self.watch.stop()
+                self._record(self._evaluations(step, here))
+            stop = processes.asked_of_any(self.watch.stop())
             if step % self.settings.checkpoint_every == 0 or step == self.settings.steps or stop:
-                self._save(state, step)
+                self._save(here, step)
             if stop:
                 raise Interrupted(f"stopped after step {step}")
         return state
@@ -149,17 +156,21 @@ class Run:
                 found |= {} if found else {"test_elbo": both.elbo}
                 found[f"test_bound_{samples}"] = both.multi_sample
             self._record([{"kind": "final", "step": self.settings.steps, "seed": seed} | found])
-            if self.folder is not None:
+            if self.written is not None:
                 name = f"pictures-seed-{seed}.png" if self.plan.parallel_seeds else "pictures.png"
                 write_pictures(
-                    self.folder / name, of_seed.model, self.dataset, self.settings.likelihood, key_of(of_seed, PICTURES)
+                    self.written / name,
+                    of_seed.model,
+                    self.dataset,
+                    self.settings.likelihood,
+                    key_of(of_seed, PICTURES),
                 )
-        if self.folder is not None:
+        if self.written is not None:
             self.metrics.sync()
-            run_folder.write_config(self.folder, "train", train_folder.settings_as_json(self.settings))
+            run_folder.write_config(self.written, "train", train_folder.settings_as_json(self.settings))
 
     def _stop_if_asked(self) -> None:
-        if self.watch.stop():
+        if processes.asked_of_any(self.watch.stop()):
             raise Interrupted("stopped in the last evaluation")
 
     def _record(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -167,8 +178,8 @@ class Run:
         self.events.append(records)
 
     def _save(self, state: State, step: int) -> None:
-        if self.folder is not None:
-            checkpoint.save(self.folder, state, step, self.metrics.sync(), self.identity)
+        if self.written is not None:
+            checkpoint.save(self.written, state, step, self.metrics.sync(), self.identity)
 
     def _what_is_kept(self) -> str:
         kept = checkpoint.paths(self.folder) if self.folder is not None else []

@@ -25,6 +25,7 @@ from doublecv.jax import expect
 from doublecv.lab import variance_tracker
 from doublecv.lab.batches import observe, order_of_epoch
 from doublecv.lab.data import Dataset
+from doublecv.lab.devices import ONE, Devices, split
 from doublecv.lab.errors import InputError
 from doublecv.lab.objective import elbo
 from doublecv.lab.optimisers import Adam, CoefficientOptimiser, Moments
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 MODEL, NETWORK, ORDER, OBSERVE, DRAW = range(5)
 """What a random key is for; folded into the seed's key."""
-
-SURROGATE_DIRECTIONS = 100
-"""The directions of a learned surrogate, unless there are fewer latent variables."""
 
 
 class State(NamedTuple):
@@ -87,7 +85,7 @@ class Program(NamedTuple):
     Attributes:
         start: makes the state before step 0.
         chunk: from a state, which is donated, the number of its next step and how many steps, to state and report.
-        images: the training images on the device.
+        images: the training images, on one device.
     """
 
     start: Callable[[], State]
@@ -95,7 +93,9 @@ class Program(NamedTuple):
     images: UInt8[Array, "images pixels"]
 
 
-def make_step(settings: TrainSettings, dataset: Dataset, seeds: Sequence[int] | None = None) -> Program:
+def make_step(
+    settings: TrainSettings, dataset: Dataset, seeds: Sequence[int] | None = None, devices: Devices = ONE
+) -> Program:
     """The training program on the data set's training images.
 
     Args:
@@ -103,6 +103,7 @@ def make_step(settings: TrainSettings, dataset: Dataset, seeds: Sequence[int] | 
         dataset: the images.
         seeds: seeds that run in parallel, as one program with one more axis in front of state and report; without
             them `settings.seed` alone runs, with no such axis.
+        devices: what shares each batch; a state that did not come from the program must be placed there.
     """
     settings.check()
     count, pixels = dataset.train.shape
@@ -110,17 +111,17 @@ def make_step(settings: TrainSettings, dataset: Dataset, seeds: Sequence[int] | 
         raise InputError(
             f"--batch must be at most {count}, the training images of {dataset.name}; got {settings.batch}"
         )
-    images = jnp.asarray(dataset.train)
+    images = devices.place(jnp.asarray(dataset.train))
     start = partial(start_state, settings, count, pixels)
     chunk = partial(_chunk, settings)
     if seeds is not None:
         start, chunk = jax.vmap(start), jax.vmap(chunk, in_axes=(0, None, None, None))
-    compiled = jax.jit(chunk, donate_argnums=0)
+    compiled = devices.compile(chunk, donate_argnums=0)
     numbers = settings.seed if seeds is None else jnp.asarray(seeds)
     return Program(
-        start=lambda: jax.jit(start)(numbers),
+        start=lambda: devices.compile(start)(numbers),
         chunk=lambda state, step, steps: compiled(state, images, jnp.int32(step), jnp.int32(steps)),
-        images=images,
+        images=devices.here(images),
     )
 
 
@@ -158,7 +159,7 @@ def sized_estimator(settings: TrainSettings, model: VAE) -> Estimator:
         variables = model.encoder.outputs
         features = model.encoder.layers[-1].weight.shape[0] + variables
         return replace(
-            estimator, variables=variables, features=features, directions=min(SURROGATE_DIRECTIONS, variables)
+            estimator, variables=variables, features=features, directions=min(estimator.directions, variables)
         )
     return estimator
 
@@ -220,8 +221,8 @@ def _step(
 ) -> tuple[State, Float[Array, ""], Any]:
     """One step: the state after it, the batch's ELBO, and whether all was finite."""
     batch, order = _next_batch(settings, state, images.shape[0], step)
-    y = observe(key_of(state, OBSERVE, step), images[batch], settings.likelihood)
-    shift = jnp.zeros((settings.batch, state.tracker.logits.shape[0]))
+    y = split(observe(key_of(state, OBSERVE, step), images[split(batch)], settings.likelihood))
+    shift = split(jnp.zeros((settings.batch, state.tracker.logits.shape[0])))
     value, gradients = jax.value_and_grad(partial(loss, settings), argnums=(0, 1, 2))(
         state.model, state.coefficients, shift, y, key_of(state, DRAW, step)
     )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from doublecv.distributions import Bernoulli, Categorical, Distribution
+from doublecv.lab.devices import is_split
 from doublecv.lab.likelihoods import bernoulli_log_likelihood, gaussian_log_likelihood
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ class Network(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
         """The network at every x."""
-        # One axis of points: the compiler would transpose what a weight's gradient sums over two axes.
-        points = x.reshape(-1, x.shape[-1])
+        # One axis of points: the compiler would transpose what a weight's gradient sums over two axes. But an axis
+        # that is split over devices would be gathered before it is joined with another.
+        points = x if is_split() else x.reshape(-1, x.shape[-1])
         return self.layers[-1](self.hidden(points)).reshape(*x.shape[:-1], -1)
 
     def hidden(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch hidden"]:
