@@ -7,6 +7,7 @@ quotation, `name` is a reference, and the bars of |x| and the star of R* are mar
 import re
 
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
+MARKUP = re.compile(r"([*|\\]|_(?=\W))")
 CODE = re.compile(r"(`[^`]+`)")
 
 
@@ -38,6 +39,4 @@ def to_restructured_text(lines):
 
 def _escaped(line):
     pieces = CODE.split(line)
-    return "".join(
-        f"`{piece}`" if CODE.fullmatch(piece) else re.sub(r"([*|\\])", r"\\\1", piece) for piece in pieces
-    )
+    return "".join(f"`{piece}`" if CODE.fullmatch(piece) else MARKUP.sub(r"\\\1", piece) for piece in pieces)
