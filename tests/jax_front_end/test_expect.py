@@ -8,6 +8,7 @@ import pytest
 import doublecv as dcv
 from doublecv import estimators
 from doublecv.jax import estimate, expect
+from problems import make_coefficients, make_estimator
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -47,12 +48,14 @@ def central_difference(function, at):
     compiled = jax.jit(function)
     return (compiled(at + 1e-5) - compiled(at - 1e-5)) / 2e-5
 
+WITH_ALPHA = [n for n in DISCRETE if n.startswith("double-cv") and "alpha" in estimators.make(n, 4).coefficients()]
+
 
 def make(name):
-    estimator = estimators.make(name, samples=4)
+    estimator = make_estimator(name, 4, variables=4)
     if name == "r-star":
         estimator = dcv.RStar(4, expected_f=lambda q: 2.0 + q.mean[..., 0])
-    return estimator, {coefficient: jnp.asarray(-0.6) for coefficient in estimator.coefficients()}
+    return estimator, jax.tree.map(jnp.asarray, make_coefficients(estimator, -0.6))
 
 
 @pytest.fixture(params=DISCRETE)
@@ -83,7 +86,8 @@ class TestGradients:
 
         explicit = jitted_estimate(f, dcv.Bernoulli(logits), estimator, coefficients)
         as_numpy = jax.tree.map(np.asarray, explicit.evaluation)
-        formula = estimator.gradient(dcv.Bernoulli(np.asarray(logits)), as_numpy, jax.tree.map(float, coefficients))
+        of_numpy = jax.tree.map(np.asarray, coefficients)
+        formula = estimator.gradient(dcv.Bernoulli(np.asarray(logits)), as_numpy, of_numpy)
         np.testing.assert_allclose(explicit.gradient, formula, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(jitted_grad(loss)(logits), weights[:, None] * formula, rtol=1e-12, atol=1e-14)
 
@@ -110,7 +114,7 @@ class TestGradients:
 
 
 class TestCoefficients:
-    @pytest.mark.parametrize("name", [n for n in DISCRETE if estimators.make(n, samples=4).coefficients()])
+    @pytest.mark.parametrize("name", WITH_ALPHA)
     @pytest.mark.parametrize("loss_of", [jnp.mean, lambda v: -jnp.mean(v)], ids=["minimised", "maximised"])
     def test_derivative_of_the_mean_square_by_finite_differences(self, name, loss_of, logits):
         estimator, coefficients = make(name)

@@ -22,8 +22,9 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 
 from doublecv.distributions import Bernoulli
-from doublecv.estimators import RLOO, Estimator, Relax, RStar, make
+from doublecv.estimators import RLOO, Estimator, LinearEstimator, Relax, RStar, Surrogate, make
 from doublecv.jax import estimate
+from doublecv.lab.optimisers import AVERAGE_RATE
 from doublecv.lab.relax_network import RelaxNetwork, relax_with_input
 from doublecv.lab.toy_moments import exact_optimal_alpha, exact_variance, has_exact_variance
 from doublecv.lab.toy_problem import ToyProblem
@@ -116,6 +117,10 @@ def _estimator(name: str, settings: ToySettings, problem: ToyProblem) -> Estimat
     estimator = make(name, samples=settings.samples)
     if isinstance(estimator, RStar):
         return replace(estimator, expected_f=problem.expected_f)
+    if isinstance(estimator, Surrogate):
+        # The toy problem has no input, so that the context is the same number for ever.
+        directions = min(estimator.directions, settings.dimension)
+        return replace(estimator, variables=settings.dimension, features=1, directions=directions, context=jnp.ones(1))
     if isinstance(estimator, Relax):
         return relax_with_input(_relax_network(settings, jax.random.key(0)), jnp.zeros(0), settings.samples)
     return estimator
@@ -162,10 +167,14 @@ def _program(
 ) -> Callable[[PRNGKeyArray], _Records]:
     """The whole of one run as one function of its random key."""
     ascend = optax.rmsprop(settings.learning_rate, decay=0.9, eps=1e-7, eps_in_sqrt=False)
-    descend = optax.rmsprop(settings.coefficient_learning_rate, decay=0.9, eps=1e-7, eps_in_sqrt=False)
-    optimum_from_draws = (
-        _has_alpha(estimator) and estimator.linear and not has_exact_variance(estimator, settings.dimension)
+    descend = optax.partition(
+        {
+            "averaged": optax.sgd(AVERAGE_RATE),
+            "learned": optax.rmsprop(settings.coefficient_learning_rate, decay=0.9, eps=1e-7, eps_in_sqrt=False),
+        },
+        {name: "averaged" if name in estimator.averaged else "learned" for name in estimator.coefficients()},
     )
+    optimum_from_draws = _has_alpha(estimator) and not has_exact_variance(estimator, settings.dimension)
     stops = record_iterations(settings)
     starts = np.append(0, stops[:-1])
 
@@ -200,7 +209,7 @@ def _program(
             )
             if tick is not None:
                 jax.debug.callback(tick)
-            alpha = coefficients["alpha"] if _has_alpha(estimator) else jnp.nan
+            alpha = estimator.numbers(coefficients)["alpha"] if _has_alpha(estimator) else jnp.nan
             return state, _Records(logits, jnp.asarray(alpha), variance, optimal_alpha)
 
         start = (logits, coefficients, ascend.init(logits), descend.init(coefficients))
@@ -224,9 +233,9 @@ def _measure(
         found = estimate(problem.f, q, estimator, coefficients, key)
         if not optimum_from_draws:
             return found.gradient, ()
-        g0 = estimator.gradient(q, found.evaluation, {"alpha": 0.0})
-        h = g0 - estimator.gradient(q, found.evaluation, {"alpha": 1.0})
-        return found.gradient, (g0 @ h, h @ h)
+        assert isinstance(estimator, LinearEstimator)
+        g0, parts = estimator.linear_parts(q, found.evaluation)
+        return found.gradient, (-g0 @ parts["alpha"], parts["alpha"] @ parts["alpha"])
 
     numbers_a_draw = max(1, int(np.prod(estimator.noise_shape(q))))
     chunk = max(1, min(keys.shape[0], CHUNK // numbers_a_draw))
@@ -267,4 +276,4 @@ def _with_exact_values(problem: ToyProblem, estimator: Estimator, records: _Reco
 
 
 def _has_alpha(estimator: Estimator) -> bool:
-    return estimator.coefficients().keys() == {"alpha"}
+    return isinstance(estimator, LinearEstimator) and estimator.starts().keys() == {"alpha"}
