@@ -100,8 +100,7 @@ def measure(
             of_name = replace(settings, estimator=name, samples=K)
             if not applies(of_name):
                 continue
-            # The same program serves all models of one shape.
-            program = _program(replace(of_name, data="digits", steps=1, seed=1), draws, fit_steps)
+            program = _program(_of_the_loss(of_name), draws, fit_steps)
             variance, standard_error = map(float, program(found.state.model, images, jax.random.key(settings.seed)))
             of_rloo = variance if of_rloo is None else of_rloo
             yield Measurement(
@@ -130,6 +129,15 @@ def applies(settings: TrainSettings) -> bool:
 def measurable() -> tuple[str, ...]:
     """The registered estimators, but R*, which needs the exact mean of f."""
     return tuple(name for name in estimators.names() if not isinstance(estimators.make(name, 4), RStar))
+
+
+def _of_the_loss(settings: TrainSettings) -> TrainSettings:
+    """The settings without what the loss does not depend on, so that one program serves all models of one shape."""
+    enters = ("likelihood", "model", "latent", "latents", "categories", "kl", "batch", "estimator", "samples")
+    return TrainSettings(
+        **{name: getattr(settings, name) for name in enters},
+        coefficient_learning_rate=settings.coefficient_learning_rate,
+    )
 
 
 @lru_cache

@@ -1,0 +1,90 @@
+"""Variances at the parameters of a trained model, as functions and as the command `doublecv variance`."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from doublecv import estimators
+from doublecv.lab import cli, frozen, train
+from doublecv.lab.frozen import Measurement, measurable, measure
+from doublecv.lab.variance_command import tables
+
+SETTINGS = train.TrainSettings(latents=12, batch=20, steps=40, evaluate_every=40, bound_samples=2)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("frozen") / "run"
+    train.run(SETTINGS, folder)
+    return folder
+
+
+def test_variances_at_a_trained_model(run_folder):
+    names = ("double-cv", "quadratic-double-cv", "disarm", "rodeo", "surrogate-quadratic-double-cv", "relax")
+    found = list(measure(run_folder, names, (2, 3), draws=60, fit_steps=20))
+    by_place = {(one.estimator, one.samples): one for one in found}
+    assert [one.estimator for one in found if one.samples == 2] == ["rloo", *names]
+    assert ("disarm", 3) not in by_place
+    for samples in (2, 3):
+        rloo = by_place["rloo", samples]
+        assert (rloo.relative, rloo.steps, rloo.trained_with) == (1, 40, "double-cv")
+        assert by_place["double-cv", samples].relative < 1
+        assert by_place["quadratic-double-cv", samples].variance < by_place["double-cv", samples].variance
+    assert by_place["rloo", 3].variance < by_place["rloo", 2].variance
+    assert all(0 < one.standard_error < one.variance for one in found)
+    assert by_place["relax", 2].evaluations == 6
+
+
+def test_one_program_serves_two_models(run_folder, tmp_path):
+    train.run(replace(SETTINGS, steps=20, evaluate_every=20), tmp_path / "other")
+    frozen._program.cache_clear()
+    for folder in (run_folder, tmp_path / "other"):
+        list(measure(folder, (), (2,), draws=4, fit_steps=1))
+    assert frozen._program.cache_info().misses == 1
+
+
+def test_all_but_r_star_can_be_measured():
+    assert set(estimators.names()) - set(measurable()) == {"r-star"}
+
+
+def test_the_command_writes_numbers_and_tables(run_folder, tmp_path, capsys):
+    out = tmp_path / "variance"
+    arguments = ["--estimators", "double-cv", "--samples", "2", "--draws", "8", "--out", str(out)]
+    cli.main(["variance", str(run_folder), *arguments])
+    assert "x RLOO" in capsys.readouterr().out
+    numbers = json.loads((out / "variance.json").read_text())
+    assert [one["estimator"] for one in numbers["measured"]] == ["rloo", "double-cv"]
+    assert numbers["measured"][0]["variance_times_evaluations"] == 2 * numbers["measured"][0]["variance"]
+    assert "### digits, bernoulli likelihood" in (out / "variance.md").read_text()
+
+
+def test_a_cell_that_was_not_measured_is_empty():
+    def one(estimator, samples, relative):
+        return Measurement("digits", "gaussian", 10, "rloo", estimator, samples, samples, 2.0, 0.1, relative)
+
+    table = tables([one("rloo", 2, 1.0), one("disarm", 2, 0.5), one("rloo", 3, 1.0)])
+    assert "| estimator | 10 steps, K = 2 | 10 steps, K = 3 | evaluations of f |" in table
+    assert "| `disarm` | 0.500 ± 0.025 |  | 2 |" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--estimators", "r-star"], "--estimators must be among"),
+        (["--draws", "1"], "--draws must be at least 2, got 1"),
+        (["--samples", "1"], "--samples must be numbers of at least 2"),
+    ],
+)
+def test_what_cannot_be_is_one_line(run_folder, tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["variance", str(run_folder), "--out", str(tmp_path / "out"), *arguments])
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_folder_without_a_run(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["variance", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "holds no training run" in capsys.readouterr().err
