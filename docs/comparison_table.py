@@ -6,7 +6,10 @@ from IPython.display import Markdown
 def show(found, estimators):
     """Relative to the first row: variance with its error bar, evaluations of f, and the product of the two."""
     first = found.rows[0]
-    lines = ["| estimator | gradient of f | variance | evaluations of f | variance x evaluations |", "|---|---|---|---|---|"]
+    lines = [
+        "| estimator | gradient of f | variance | evaluations of f | variance x evaluations |",
+        "|---|---|---|---|---|",
+    ]
     for row, estimator in zip(found.rows, estimators, strict=True):
         relative, error = row.variance / first.variance, row.standard_error / first.variance
         price = row.variance_times_evaluations / first.variance_times_evaluations

@@ -1,5 +1,6 @@
 """How the site is built: `make docs`. Warnings are errors, and nothing on the site comes from another host."""
 
+import logging
 import os
 import sys
 from importlib.util import find_spec
@@ -15,6 +16,9 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The kernels that execute the pages start here, and import what the pages share.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+
+# One line for every page that is executed is no news.
+logging.getLogger("traitlets").setLevel(logging.WARNING)
 
 project = "doublecv"
 author = "the doublecv authors"

@@ -57,8 +57,12 @@ class Page:
 
     def open(self, url):
         """Go to an address and wait until the page is loaded."""
+        self.load(lambda: self.call("Page.navigate", url=url))
+
+    def load(self, action):
+        """Do what leads to another page, and wait until that is loaded."""
         self._loaded = False
-        self.call("Page.navigate", url=url)
+        action()
         while not self._loaded:
             self._note(self._read())
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

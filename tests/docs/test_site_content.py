@@ -1,0 +1,119 @@
+"""What the pages must hold: every estimator's equation, every public name, nothing from another host."""
+
+import inspect
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from sphinx.util.inventory import InventoryFile
+
+import doublecv
+from doublecv import diagnostics, estimators
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+from plain_docstrings import to_restructured_text  # noqa: E402, because it is beside the pages
+
+PAGES = [
+    "index",
+    "get-started",
+    "which-estimator",
+    "learn-alpha",
+    "check-your-gradient",
+    "mathematics",
+    "quadratic-double-cv",
+    "add-an-estimator",
+    "laboratory",
+    "results",
+    "changelog",
+    "api/index",
+    "api/jax",
+    "api/torch",
+    "api/distributions",
+    "api/estimators",
+    "api/diagnostics",
+    "api/building-blocks",
+    "api/laboratory",
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_is_there(site, page):
+    assert (site / f"{page}.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", estimators.names())
+def test_the_mathematics_has_every_registered_estimator(name):
+    sections = re.split(r"^#+ ", (ROOT / "docs" / "mathematics.md").read_text(), flags=re.MULTILINE)
+    named = [section for section in sections if f"`{name}`" in section]
+    assert named, f"{name} is not named"
+    assert any("$$" in section or "quadratic-double-cv)" in section for section in named), f"{name} has no equation"
+
+
+@pytest.fixture(scope="module")
+def documented(site):
+    found = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    return {name for kind, names in found.data.items() if kind.startswith("py:") for name in names}
+
+
+def public(module):
+    """The functions and classes that a module defines itself."""
+    for name, value in vars(module).items():
+        is_public = not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
+        if is_public and value.__module__ == module.__name__:
+            yield f"{module.__name__}.{name}"
+
+
+@pytest.mark.parametrize("module", [doublecv, estimators, diagnostics, import_module("doublecv.torch")])
+def test_the_reference_has_every_promised_name(documented, module):
+    names = [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
+    known = {f"doublecv.{name}" for name in doublecv.__all__} & documented
+    for name in names:
+        assert f"{module.__name__}.{name}" in documented or f"doublecv.{name}" in known, name
+
+
+MODULES = ("jax", "distributions", "arrays", "estimators.couplings", "estimators.concrete", "estimators.stein")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_reference_has_every_public_name_of_a_module(documented, module):
+    for name in public(import_module(f"doublecv.{module}")):
+        assert name in documented or name.replace(".distributions.", ".") in documented, name
+
+
+def test_the_reference_has_every_estimator(documented):
+    for name in estimators.names():
+        assert f"doublecv.{type(estimators.make(name, samples=4)).__name__}" in documented, name
+
+
+def test_nothing_comes_from_another_host(site):
+    """Links may lead elsewhere; scripts, styles, pictures and fonts may not."""
+    for page in site.rglob("*.html"):
+        asked = re.findall(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"([^\"]*)", page.read_text())
+        asked += re.findall(r"<link[^>]*\shref=\"([^\"]*)", page.read_text())
+        assert not [url for url in asked if "//" in url], page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//|@import\s+['\"]?http", style.read_text()), style
+
+
+def test_equations_in_docstrings_are_literal_blocks():
+    docstring = ["Summary `x`, |y| and R*:", "", "    g = x_-i * |y|", "", "Attributes:", "    samples: K, `[*batch]`."]
+    assert to_restructured_text(docstring) == [
+        r"Summary ``x``, \|y\| and R\*:",
+        "",
+        "::",
+        "",
+        "    g = x_-i * |y|",
+        "",
+        "Attributes:",
+        "    samples: K, ``[*batch]``.",
+    ]
+
+
+def test_the_reference_shows_equations_as_they_stand(site):
+    text = (site / "api" / "estimators.html").read_text()
+    assert re.search(r"<pre>[^<]*.*?g .*?sum_k", text, re.DOTALL)
+    assert "sum_{j != k}" in re.sub(r"<[^>]+>", "", text)
