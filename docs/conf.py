@@ -40,6 +40,7 @@ html_theme = "furo"
 html_title = f"doublecv {version}"
 html_copy_source = False
 html_show_sphinx = False
+html_domain_indices = False
 
 # One file of MathJax, whose glyphs are outlines in that same file: no fonts to fetch.
 _mathjax = find_spec("sphinx-mathjax-offline")
@@ -47,6 +48,7 @@ assert _mathjax is not None
 assert _mathjax.origin is not None
 html_static_path = ["_static", str(Path(_mathjax.origin).parent / "static" / "mathjax" / "tex-svg.js")]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 mathjax_path = "tex-svg.js"
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
@@ -55,6 +57,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+nb_render_markdown_format = "myst"
 
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
