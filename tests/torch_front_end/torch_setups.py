@@ -78,7 +78,7 @@ def make_expectation(estimator, dtype=torch.float64):
                 for entry, parameter in value.items():
                     parameter.copy_(torch.as_tensor(away[name][entry]))
             elif not isinstance(value, nn.Module):
-                value.copy_(torch.as_tensor(away[name]))
+                value.copy_(torch.as_tensor(away[name], dtype=value.dtype))
     return expectation
 
 
