@@ -32,6 +32,7 @@ extensions = [
     "sphinx_design",
     "sphinx_copybutton",
     "plain_docstrings",
+    "gallery",
 ]
 exclude_patterns = ["build"]
 nitpicky = True

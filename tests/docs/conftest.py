@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SOURCES = ("docs", "src", "CHANGELOG.md", "constraints.txt")
+SOURCES = ("docs", "src", "examples", "CHANGELOG.md", "constraints.txt")
 
 
 def newest_source():

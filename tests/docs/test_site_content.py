@@ -23,6 +23,7 @@ PAGES = [
     "which-estimator",
     "learn-alpha",
     "check-your-gradient",
+    "examples",
     "mathematics",
     "quadratic-double-cv",
     "add-an-estimator",
@@ -51,6 +52,11 @@ def test_the_mathematics_has_every_registered_estimator(name):
     named = [section for section in sections if f"`{name}`" in section]
     assert named, f"{name} is not named"
     assert any("$$" in section or "quadratic-double-cv)" in section for section in named), f"{name} has no equation"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_the_page_of_examples_has_every_example(site, path):
+    assert f"examples/{path.name}" in (site / "examples.html").read_text()
 
 
 @pytest.fixture(scope="module")
