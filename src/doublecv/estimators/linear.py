@@ -153,7 +153,7 @@ def _moments(
     total = xp.sum(counts)
     any_counts = total > 0
     share = counts / (xp.where(any_counts, total, xp.ones_like(total)) * max(1, event_size(q)))
-    stacked = xp.astype(xp.stack(parts), before.dtype)
-    weighted = q.weigh(share, stacked)
-    new = xp.reshape(weighted, (len(parts), -1)) @ xp.reshape(stacked, (len(parts), -1)).T
+    rooted = q.weigh(xp.sqrt(share), xp.astype(xp.stack(parts), before.dtype))
+    flat = xp.reshape(rooted, (len(parts), -1))
+    new = flat @ flat.T
     return xp.where(any_counts & xp.all(xp.isfinite(new)), new, before)
