@@ -23,8 +23,9 @@ lint: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m doublecv.lab.bench
 
+# A fresh environment: the pages' cells run on code that may have changed.
 docs: .venv/installed
-	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet --jobs 2 --doctree-dir build/doctrees docs build/docs
+	$(BIN)/python -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet --jobs 2 --doctree-dir build/doctrees docs build/docs
 
 clean:
 	rm -rf .venv build dist

@@ -36,11 +36,14 @@ extensions = [
 ]
 exclude_patterns = ["build"]
 nitpicky = True
+# Equations in docstrings and commands are no Python.
+highlight_language = "none"
 
 html_theme = "furo"
 html_title = f"doublecv {version}"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_domain_indices = False
 
 # One file of MathJax, whose glyphs are outlines in that same file: no fonts to fetch.

@@ -19,6 +19,9 @@ def setup(app):
 
 def _process(app, what, name, obj, options, lines):
     lines[:] = to_restructured_text(lines)
+    if what in ("property", "attribute", "data") and lines:
+        # An empty comment: in a first line with a colon, napoleon takes what stands before it for a type.
+        lines[:0] = ["..", ""]
 
 
 def to_restructured_text(lines):
