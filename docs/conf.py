@@ -71,5 +71,5 @@ maximum_signature_line_length = 80
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
 napoleon_numpy_docstring = False
-# Types in signatures are for reading: those of other packages, and shapes, have no page here.
-nitpick_ignore_regex = [("py:class", r".*")]
+# Types in signatures are for reading: those of other packages, shapes, and the inside of the laboratory have no page.
+nitpick_ignore_regex = [("py:class", r"(?!doublecv\.(?!lab\.)).*")]
