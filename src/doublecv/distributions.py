@@ -173,7 +173,8 @@ class Bernoulli(Distribution):
 
     def third_moment(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         """mu (1 - mu) (1 - 2 mu) v^2."""
-        return self.covariance((self.complement - self.mean) * v**2)
+        # M v first: a certain variable makes it 0, however large v is, of which the square may overflow.
+        return self.covariance(v) * v * (self.complement - self.mean)
 
     def log_prob(self, x: Float[Array, "*leading D"]) -> Float[Array, "*leading"]:
         """sum_i x_i logits_i - log(1 + exp(logits_i))."""
@@ -246,8 +247,10 @@ class Categorical(Distribution):
 
     def third_moment(self, v: Float[Array, "*leading D C"]) -> Float[Array, "*leading D C"]:
         """mu ((v - <mu, v>)^2 - <mu, (v - <mu, v>)^2>) for each variable."""
-        centred = v - self.xp.sum(self.mean * v, axis=-1, keepdims=True)
-        return self.covariance(centred**2)
+        mean = self.mean
+        centred = v - self.xp.sum(mean * v, axis=-1, keepdims=True)
+        squares = mean * centred * centred
+        return squares - mean * self.xp.sum(squares, axis=-1, keepdims=True)
 
     def log_prob(self, x: Float[Array, "*leading D C"]) -> Float[Array, "*leading"]:
         """sum_ic x_ic log mu_ic."""

@@ -82,8 +82,9 @@ def test_the_loss_is_half_the_squared_distance_to_this_steps_moments():
     parts = np.stack([g0, h["alpha"]])
     new = np.einsum("ibd,jbd,bd->ij", parts, parts, np.broadcast_to(share, g0.shape))
     for moments in (np.zeros((2, 2)), np.ones((2, 2))):
-        _, loss = estimator.gradient_and_loss(q, evaluation, {"moments": moments}, weight)
-        np.testing.assert_allclose(loss, np.sum((moments - new) ** 2) / 2, rtol=1e-12)
+        for size, counted in ((1.0, 0.4), (10.0, 1.0)):
+            _, loss = estimator.gradient_and_loss(q, evaluation, {"moments": moments}, size * weight)
+            np.testing.assert_allclose(loss, counted * np.sum((moments - new) ** 2) / 2, rtol=1e-12)
 
 
 @pytest.mark.parametrize("spoiled", ["nothing counts", "not finite"])

@@ -48,6 +48,7 @@ def central_difference(function, at):
     compiled = jax.jit(function)
     return (compiled(at + 1e-5) - compiled(at - 1e-5)) / 2e-5
 
+
 WITH_ALPHA = [n for n in DISCRETE if n.startswith("double-cv") and "alpha" in estimators.make(n, 4).coefficients()]
 
 

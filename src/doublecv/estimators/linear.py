@@ -102,14 +102,19 @@ class LinearEstimator(Estimator):
         coefficients: Mapping[str, Any],
         weight: Float[Array, "*batch"],
     ) -> tuple[Float[Array, "*logits"], Float[Array, ""] | None]:
-        """The estimate, and half the squared distance between the running averages and this step's moments."""
+        """The estimate, and half the squared distance between the running averages and this step's moments.
+
+        An example counts with the weight that it has in the loss, all of them together with at most 1: the sum of a
+        mean's parts, as vmap has it, is then the same as the whole, and a loss of any size moves the averages alike.
+        """
         g0, parts = self.linear_parts(q, evaluation)
         estimate = self._combined(g0, parts, coefficients)
         if not self.averaged:
             return estimate, None
-        moments = coefficients["moments"]
-        distance = moments - detach(_moments(q, [g0, *parts.values()], weight, moments))
-        return estimate, namespace(distance).sum(distance**2) / 2
+        moments, xp = coefficients["moments"], q.xp
+        total = xp.sum(xp.abs(weight))
+        distance = moments - detach(_moments(q, [g0, *parts.values()], weight, total, moments))
+        return estimate, xp.astype(xp.clip(total, 0, 1), distance.dtype) * xp.sum(distance**2) / 2
 
     def _combined(
         self, g0: Float[Array, "*logits"], parts: Mapping[str, Float[Array, "*logits"]], coefficients: Mapping[str, Any]
@@ -141,18 +146,17 @@ def _moments(
     q: Distribution,
     parts: list[Float[Array, "*logits"]],
     weight: Float[Array, "*batch"],
+    total: Float[Array, ""],
     before: Float[Array, "1+n 1+n"],
 ) -> Float[Array, "1+n 1+n"]:
-    """The mean over batch and coordinates of (g0, h) (g0, h)^T, an example counting with its weight in the loss.
+    """The mean over batch and coordinates of (g0, h) (g0, h)^T, weighted as the loss is; `total` is of the weights.
 
     Where all weights are 0, or something is not finite, it is what the averages were before: a batch that says nothing
     must not change them, and one that overflowed would stay in them for ever.
     """
     xp = q.xp
-    counts = xp.abs(weight)
-    total = xp.sum(counts)
     any_counts = total > 0
-    share = counts / (xp.where(any_counts, total, xp.ones_like(total)) * max(1, event_size(q)))
+    share = xp.abs(weight) / (xp.where(any_counts, total, xp.ones_like(total)) * max(1, event_size(q)))
     rooted = q.weigh(xp.sqrt(share), xp.astype(xp.stack(parts), before.dtype))
     flat = xp.reshape(rooted, (len(parts), -1))
     new = flat @ flat.T

@@ -165,9 +165,10 @@ class Surrogate(Estimator):
         w = context @ parameters["weight"] + parameters["weight_bias"]
         diagonal = w @ directions**2
         # One axis of points: the gradient of the directions would transpose what it sums over two axes.
-        along = xp.reshape(xp.reshape(score, (-1, score.shape[-1])) @ directions.T, (*score.shape[:-1], -1))
+        count, variables = directions.shape
+        along = xp.reshape(xp.reshape(score, (-1, variables)) @ directions.T, (*score.shape[:-1], count))
         weighted = w * along
-        across = xp.reshape(xp.reshape(weighted, (-1, weighted.shape[-1])) @ directions, score.shape)
+        across = xp.reshape(xp.reshape(weighted, (-1, count)) @ directions, score.shape)
         r = q.dot(slope, score) + (q.dot(weighted, along) - q.dot(diagonal * score, score)) / 2
         return _Fitted(slope, r, slope + across - diagonal * score)
 
