@@ -17,10 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import tyro
-from sklearn.datasets import load_breast_cancer
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
+from sklearn import datasets, linear_model, model_selection, preprocessing
 
 import doublecv as dcv
 from doublecv.jax import expect
@@ -31,9 +28,9 @@ UNBIASED = {estimator.name: estimator for estimator in (dcv.DoubleCV(SAMPLES), d
 
 def split(seed: int) -> tuple[Any, ...]:
     """Inputs and held-out inputs, labels and held-out labels (1 is benign, -1 malignant)."""
-    data = load_breast_cancer()
-    inputs, held_out, *labels = train_test_split(data.data, 2 * data.target - 1, test_size=0.3, random_state=seed)
-    scaler = StandardScaler().fit(inputs)
+    inputs, labels = datasets.load_breast_cancer(return_X_y=True)
+    inputs, held_out, *labels = model_selection.train_test_split(inputs, 2 * labels - 1, random_state=seed)
+    scaler = preprocessing.StandardScaler().fit(inputs)
     return scaler.transform(inputs), scaler.transform(held_out), *labels
 
 
@@ -61,10 +58,8 @@ def fit(method: str, steps: int, cost: jax.Array, inputs: jax.Array, labels: jax
         return jax.nn.softplus(-labels * log_odds).mean(-1) + cost * x.sum(-1)
 
     def step(state: Any, key: jax.Array) -> tuple[Any, None]:
-        gradients = jax.grad(lambda p: mean(method, partial(f, p["model"]), p["gates"], p["coefficients"], key))(
-            state[0]
-        )
-        updates, optimiser_state = optimiser.update(gradients, state[1])
+        of = lambda p: mean(method, partial(f, p["model"]), p["gates"], p["coefficients"], key)  # noqa: E731
+        updates, optimiser_state = optimiser.update(jax.grad(of)(state[0]), state[1])
         return (optax.apply_updates(state[0], updates), optimiser_state), None
 
     keys = jax.random.split(jax.random.key(0), steps)
@@ -76,7 +71,7 @@ def fit(method: str, steps: int, cost: jax.Array, inputs: jax.Array, labels: jax
 def accuracy(data: Any, is_open: Any) -> float:
     """That of a logistic regression on the open features alone, fitted anew, on held-out data."""
     inputs, held_out, labels, held_out_labels = data
-    return LogisticRegression().fit(inputs * is_open, labels).score(held_out * is_open, held_out_labels)
+    return linear_model.LogisticRegression().fit(inputs * is_open, labels).score(held_out * is_open, held_out_labels)
 
 
 def main(steps: int = 2000, figure: Path = Path("feature_gates.png")) -> None:

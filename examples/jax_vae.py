@@ -64,7 +64,7 @@ def train(estimator: dcv.Estimator, steps: int) -> list[tuple[int, float, float]
         state, losses = jax.lax.scan(step, state, keys)
         f, q = objective(state[0]["model"], IMAGES[:BATCH])
         estimates = jax.vmap(lambda key: estimate(f, q, estimator, state[0]["coefficients"], key).gradient)
-        return state, losses.mean(), estimates(jax.random.split(keys[0], 100)).var(axis=0, ddof=1).mean()
+        return state, losses.mean(), estimates(jax.random.split(keys[0], 20)).var(axis=0, ddof=1).mean()
 
     state, record, chunk = (parameters, optimiser.init(parameters)), [], max(1, steps // 30)
     for done in range(chunk, steps + 1, chunk):
