@@ -32,9 +32,14 @@ _KNOWN = {
     "arms": Appearance("ARMS", "#117733", "dotted"),
     "rebar": Appearance("REBAR", "#882255"),
     "relax": Appearance("RELAX", "#332288"),
+    "rodeo": Appearance("RODEO", "#999933", "dashed"),
+    "double-cv-moments": Appearance("Double CV, moments", "#f0a070", "dotted"),
+    "quadratic-double-cv": Appearance("Quadratic double CV", "#aa4499"),
+    "quadratic-double-cv-gradient": Appearance("Quadratic double CV, descent", "#c994c7", "dotted"),
+    "surrogate-quadratic-double-cv": Appearance("Surrogate + quadratic", "#44aa99"),
 }
 
-_SPARE_COLOURS = ("#aa4499", "#999933", "#44aa99", "#ddcc77", "#661100", "#6699cc")
+_SPARE_COLOURS = ("#ddcc77", "#661100", "#6699cc")
 
 
 def appearance(name: str) -> Appearance:
