@@ -54,6 +54,8 @@ html_static_path = ["_static", str(Path(_mathjax.origin).parent / "static" / "ma
 html_css_files = ["site.css"]
 html_favicon = "_static/favicon.svg"
 mathjax_path = "tex-svg.js"
+# A macro that does not exist is an error that the tests see, and not a word in red.
+mathjax3_config = {"tex": {"packages": {"[-]": ["noundefined", "noerrors"]}}}
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
