@@ -59,6 +59,20 @@ def test_the_page_of_examples_has_every_example(site, path):
     assert f"examples/{path.name}" in (site / "examples.html").read_text()
 
 
+def test_the_decision_page_lists_every_registered_estimator_as_it_is():
+    page = (ROOT / "docs" / "which-estimator.md").read_text()
+    (table,) = re.findall(r"^\| estimator \| name .*?\n\n", page, re.MULTILINE | re.DOTALL)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:-1]]
+    listed = {name: row for row in rows for name in re.findall(r"`([^`]+)`", row[1])}
+    assert set(listed) == set(estimators.names())
+    for name, (_, _, when, differentiable, _, evaluations) in listed.items():
+        estimator = estimators.make(name, samples=4)
+        needs_gradient = estimator.needs_df or estimator.needs_mean or estimator.relaxed_points > 0
+        assert differentiable.startswith("yes") is needs_gradient, name
+        assert {"K": 4, "K + 1": 5, "3 K": 12}[evaluations] == estimator.evaluations, name
+        assert ("Bernoulli" in when) is (doublecv.Categorical not in estimator.families), name
+
+
 @pytest.fixture(scope="module")
 def documented(site):
     found = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
