@@ -34,7 +34,7 @@ extensions = [
     "plain_docstrings",
     "gallery",
 ]
-exclude_patterns = ["build"]
+exclude_patterns = ["results/*", "build"]
 nitpicky = True
 # Equations in docstrings and commands are no Python.
 highlight_language = "none"
