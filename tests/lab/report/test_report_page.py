@@ -1,8 +1,8 @@
 """The page in a browser: it renders, sorts, answers the pointer and the keys, fits a phone, and asks for nothing."""
 
 import pytest
-from chromium import PROGRAM, chromium
 
+from chromium import PROGRAM, chromium
 from doublecv.lab import report
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed: the page is not tested")
