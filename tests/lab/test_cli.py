@@ -2,10 +2,14 @@
 
 import csv
 import json
+import re
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
+import tyro
 
 from doublecv import __version__
 from doublecv.lab.cli import COMMANDS, main
@@ -177,3 +181,15 @@ def test_interrupt_is_one_line(capsys, monkeypatch):
         main([*SMALL, "--estimators", "rloo"])
     assert stop.value.code == 130
     assert capsys.readouterr().err == "doublecv toy: stopped\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_commands_help_has_an_example_that_it_takes(name):
+    module, _, attribute = COMMANDS[name].arguments.partition(":")
+    arguments = getattr(import_module(module), attribute)
+    (example,) = re.findall(rf"^ +Example: doublecv {name} (.*)$", arguments.__doc__, re.MULTILINE)
+    assert isinstance(tyro.cli(arguments, args=shlex.split(example)), arguments)
+
+
+def test_variance_without_a_run(tmp_path, capsys):
+    assert "RUN must name at least one folder" in error_of(["variance", "--out", str(tmp_path / "out")], capsys)

@@ -15,6 +15,8 @@ class ReportArguments:
 
     The page is one file that opens from disk and asks nothing of any network. All go into DIR/report; an older report
     there is replaced. A sweep that is not finished has a report as well, with the runs that are.
+
+    Example: doublecv report reproduction
     """
 
     folder: Annotated[Path, tyro.conf.arg(metavar="DIR"), tyro.conf.Positional]

@@ -14,6 +14,8 @@ class ReproduceArguments:
     """Carry out the runs behind tables and figures of Titsias and Shi (2022): --list shows which.
 
     A sweep can be stopped at any moment and goes on when the same command is given again.
+
+    Example: doublecv reproduce table-k2-bernoulli --steps 20000 --seeds 1 2 --only dataset=mnist --out reproduction
     """
 
     targets: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")] = ()

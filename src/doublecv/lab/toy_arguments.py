@@ -16,6 +16,8 @@ class ToyArguments(ToySettings):
     """Maximise E_q 1/D sum_i (x_i - p0)^2 over D logits with each estimator, and follow its variance.
 
     The defaults are the setting of Figure 1 of Titsias and Shi (2022).
+
+    Example: doublecv toy --estimators rloo double-cv --dimension 10 --seeds 2 --out toy
     """
 
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None

@@ -16,6 +16,8 @@ class TrainArguments(TrainSettings):
     """Train a variational autoencoder with discrete latents, with any estimator.
 
     Section 5.2 of Titsias and Shi (2022). What is written is enough to go on after any interruption: --resume DIR.
+
+    Example: doublecv train --data fashion-mnist --estimator quadratic-double-cv --samples 2 --out runs/quadratic
     """
 
     seeds: int = 1

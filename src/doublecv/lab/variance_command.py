@@ -19,6 +19,8 @@ def main(arguments: VarianceArguments) -> None:
     names = arguments.estimators or measurable()
     if unknown := [name for name in names if name not in measurable()]:
         raise InputError(f"--estimators must be among {', '.join(measurable())}; got {', '.join(unknown)}")
+    if not arguments.runs:
+        raise InputError("RUN must name at least one folder of a training run, got none")
     for flag, value, least in (("--draws", arguments.draws, 2), ("--fit-steps", arguments.fit_steps, 0)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, got {value}")

@@ -27,6 +27,8 @@ class DataArguments:
 
     Each is searched in --data-dir, in $DOUBLECV_DATA, where Debian's packages are, and in the user's cache;
     what is in none of them is downloaded when it is first used.
+
+    Example: doublecv data --data-dir images
     """
 
     data_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
