@@ -19,13 +19,15 @@ def _fill(app, name, source):
 
 
 def section(path):
-    """One example: its docstring, whose first line is the heading, and the figure of its name in docs/gallery."""
+    """One example: its docstring, whose first line is the heading; its figure and its results, from docs/gallery."""
     heading, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or path.stem).partition("\n")
     prose, figure = [], f"gallery/{path.stem}.png"
     for paragraph in rest.strip().split("\n\n"):
         indented = paragraph.startswith(" ")
         prose.append(f"```\n{paragraph.strip()}\n```" if indented else paragraph)
     picture = f"![What {path.stem} draws]({figure})" if (HERE / figure).exists() else ""
+    results = HERE / f"gallery/{path.stem}.txt"
+    outcome = results.read_text() if results.exists() else ""
     code = f"```{{literalinclude}} ../examples/{path.name}\n:language: python\n```"
     folded = f":::{{dropdown}} examples/{path.name}\n{code}\n:::"
-    return "\n\n".join([f"\n## {heading.rstrip('.')}", *prose, picture, folded, ""])
+    return "\n\n".join([f"\n## {heading.rstrip('.')}", *prose, picture, outcome, folded, ""])

@@ -38,7 +38,7 @@ def objective(model: Any, y: jax.Array) -> tuple[Callable[[jax.Array], jax.Array
 
 
 def train(estimator: dcv.Estimator, steps: int) -> tuple[Any, list[tuple[int, float, float]]]:
-    """The model and, for every 30th of the training: the step, the ELBO, and the variance of the gradient."""
+    """The model and, for every 20th of the training: the step, the ELBO, and the variance of the gradient."""
     encoder, decoder = 0.1 * jax.random.normal(jax.random.key(0), (2, PIXELS, VARIABLES, CATEGORIES))
     model = {"encoder": encoder, "encoder_bias": jnp.zeros((VARIABLES, CATEGORIES))}
     model |= {"decoder": jnp.moveaxis(decoder, 0, -1), "decoder_bias": jnp.zeros(PIXELS)}
@@ -62,11 +62,11 @@ def train(estimator: dcv.Estimator, steps: int) -> tuple[Any, list[tuple[int, fl
     @jax.jit
     def advance(state: Any, keys: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
         state, losses = jax.lax.scan(step, state, keys)
-        f, q = objective(state[0]["model"], IMAGES[:BATCH])
+        f, q = objective(state[0]["model"], IMAGES[:50])
         estimates = jax.vmap(lambda key: estimate(f, q, estimator, state[0]["coefficients"], key).gradient)
-        return state, losses.mean(), estimates(jax.random.split(keys[0], 20)).var(axis=0, ddof=1).mean()
+        return state, losses.mean(), estimates(jax.random.split(keys[0], 10)).var(axis=0, ddof=1).mean()
 
-    state, record, chunk = (parameters, optimiser.init(parameters)), [], max(1, steps // 30)
+    state, record, chunk = (parameters, optimiser.init(parameters)), [], max(1, steps // 20)
     for done in range(chunk, steps + 1, chunk):
         state, value, variance = advance(state, jax.random.split(jax.random.key(done), chunk))
         record.append((done, -float(value), float(variance)))
@@ -89,7 +89,7 @@ def main(steps: int = 2000, figure: Path = Path("categorical_vae.png")) -> None:
     painted = (model["decoder"] - model["decoder"].mean(1, keepdims=True))[:6].reshape(6, CATEGORIES, 8, 8)
     painted = jnp.pad(painted, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=jnp.nan)
     axes[2].imshow(painted.swapaxes(1, 2).reshape(60, 10 * CATEGORIES), cmap="PuOr")
-    axes[2].set(xticks=[], yticks=[], title="what each category (column) of a variable (row) paints")
+    axes[2].set(xticks=[], yticks=[], xlabel="category", ylabel="variable", title="what each category paints")
     canvas.savefig(figure, dpi=100)
 
 

@@ -28,8 +28,8 @@ ESTIMATORS = dcv.RLOO(4), dcv.DisARM(4), dcv.ARMS(4), dcv.DoubleCV(4), dcv.Quadr
 
 def classifiers() -> dict[str, Any]:
     """Two functions from pictures [..., 64] to probabilities [..., 10], learned from random patches of the digits."""
-    masks = (np.random.default_rng(0).random((10 * TRAIN, 16)) < np.linspace(0, 1, 10 * TRAIN)[:, None]) @ PATCHES
-    data = np.tile(IMAGES[:TRAIN], (10, 1)) * masks, np.tile(LABELS[:TRAIN], 10)
+    masks = (np.random.default_rng(0).random((4 * TRAIN, 16)) < np.linspace(0, 1, 4 * TRAIN)[:, None]) @ PATCHES
+    data = np.tile(IMAGES[:TRAIN], (4, 1)) * masks, np.tile(LABELS[:TRAIN], 4)
     forest = ensemble.ExtraTreesClassifier(10, random_state=0).fit(*data)
     network = neural_network.MLPClassifier(64, tol=1e-3, n_iter_no_change=3, random_state=0).fit(*data)
     (w1, w2), (b1, b2) = jax.tree.map(jnp.float32, (network.coefs_, network.intercepts_))
@@ -49,7 +49,7 @@ def problem(classify: Any, policy: Any, chosen: Any) -> tuple[Any, dcv.Bernoulli
 
 
 def train(classify: Any, estimator: dcv.Estimator, steps: int) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-    """The policy and, for every 20th of the training, the mean of f and the variance of the gradient for 200 digits."""
+    """The policy and, for every 20th of the training, the mean of f and the variance of the gradient for 100 digits."""
     w1, w2 = 0.3 * jax.random.normal(jax.random.key(0), (2, 16, 64))
     start = {"policy": (w1, w2.T, jnp.zeros(16)), "coefficients": jax.tree.map(jnp.asarray, estimator.coefficients())}
     rules = {"policy": optax.adam(5e-3), "coefficients": optax.sgd(0.01) if estimator.averaged else optax.adam(1e-2)}
@@ -66,9 +66,9 @@ def train(classify: Any, estimator: dcv.Estimator, steps: int) -> tuple[Any, tup
 
     def part(state: Any, keys: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         state, values = jax.lax.scan(step, state, keys)
-        f, q = problem(classify, state[0]["policy"], np.arange(200))
+        f, q = problem(classify, state[0]["policy"], np.arange(100))
         estimates = jax.vmap(lambda key: estimate(f, q, estimator, state[0]["coefficients"], key).gradient)
-        return state, (values.mean(), estimates(jax.random.split(keys[0], 20)).var(axis=0, ddof=1).mean())
+        return state, (values.mean(), estimates(jax.random.split(keys[0], 10)).var(axis=0, ddof=1).mean())
 
     keys = jax.random.split(jax.random.key(1), (20, steps // 20))
     (parameters, _), record = jax.lax.scan(part, (start, optimiser.init(start)), keys)
@@ -92,7 +92,7 @@ def main(steps: int = 600, figure: Path = Path("hard_attention.png")) -> None:
     pictures = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), constant_values=16).reshape(4, 5, 10, 10)
     axes[2].imshow(pictures.swapaxes(1, 2).reshape(40, 50), cmap="gray_r")
     axes[2].set(xticks=[], yticks=[], xlabel="what the network sees", facecolor="lightskyblue")
-    canvas.savefig(figure, dpi=100)
+    canvas.savefig(figure, dpi=90)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def objective(model: Any, y: jax.Array) -> tuple[Callable[[jax.Array], jax.Array
 
 
 def train(estimator: dcv.Estimator, steps: int) -> list[tuple[int, float, float]]:
-    """For every 30th of the training: the step, the ELBO, and the variance of the gradient on the first 100 images."""
+    """For every 20th of the training: the step, the ELBO, and the variance of the gradient on the first 50 images."""
     encoder, decoder = 0.1 * jax.random.normal(jax.random.key(0), (2, PIXELS, LATENTS))
     model = {"encoder": encoder, "decoder": decoder.T}
     model |= {"encoder_bias": jnp.zeros(LATENTS), "decoder_bias": jnp.zeros(PIXELS)}
@@ -62,11 +62,11 @@ def train(estimator: dcv.Estimator, steps: int) -> list[tuple[int, float, float]
     @jax.jit
     def advance(state: Any, keys: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
         state, losses = jax.lax.scan(step, state, keys)
-        f, q = objective(state[0]["model"], IMAGES[:BATCH])
+        f, q = objective(state[0]["model"], IMAGES[:50])
         estimates = jax.vmap(lambda key: estimate(f, q, estimator, state[0]["coefficients"], key).gradient)
-        return state, losses.mean(), estimates(jax.random.split(keys[0], 20)).var(axis=0, ddof=1).mean()
+        return state, losses.mean(), estimates(jax.random.split(keys[0], 10)).var(axis=0, ddof=1).mean()
 
-    state, record, chunk = (parameters, optimiser.init(parameters)), [], max(1, steps // 30)
+    state, record, chunk = (parameters, optimiser.init(parameters)), [], max(1, steps // 20)
     for done in range(chunk, steps + 1, chunk):
         state, value, variance = advance(state, jax.random.split(jax.random.key(done), chunk))
         record.append((done, -float(value), float(variance)))

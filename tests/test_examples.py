@@ -42,10 +42,11 @@ def gates_close_and_the_accuracy_stays(output):
     rows = rows_of(output)
     assert len(rows) == 16
     for _, (cost, features, accuracy, error, value) in rows:
-        assert 0 < features < 30
-        assert accuracy > (0.9 if cost <= 0.01 else 0.6)
-        assert 0 < error < 0.05
-        assert value < 0.7 + 30 * cost
+        assert value < 0.69 + 15 * cost, "where it started"
+        if cost < 0.03:  # at this one so few steps leave some models with no open gate
+            assert 1 <= features < 30
+            assert accuracy > 0.94
+            assert 0 < error < 0.02
     assert all(rows[place + 3][1][1] < rows[place][1][1] for place in (0, 4, 8, 12)), "a higher price, fewer features"
 
 
