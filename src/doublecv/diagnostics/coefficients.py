@@ -39,10 +39,10 @@ def optimal_coefficients(
         df: the gradient of f in x, for NumPy arrays; JAX and torch find it by themselves.
     """
     if not isinstance(estimator, LinearEstimator):
-        if not estimator.linear:
+        if not estimator.linear or estimator.coefficients():
             raise ValueError(
-                f"estimator must be linear in its coefficients, got {type(estimator).__name__}, which is not; "
-                f"descend along the coefficients' gradient instead"
+                f"estimator must be a LinearEstimator, or have no coefficients, got {type(estimator).__name__}, which "
+                f"does not state its linear parts; descend along the coefficients' gradient instead"
             )
         return {}
     names = list(estimator.starts())

@@ -101,10 +101,9 @@ def compare(
 
     def row(estimator: Estimator) -> Row:
         measured_estimator, chosen = estimator, given.get(estimator.name)
-        if chosen is None and estimator.linear:
+        if chosen is None and isinstance(estimator, LinearEstimator):
             chosen = optimal_coefficients(estimator, f, q, fit_key, draws)
-            if isinstance(estimator, LinearEstimator):
-                measured_estimator = replace(estimator, learning="gradient")
+            measured_estimator = replace(estimator, learning="gradient")
         elif chosen is None:
             chosen = estimator.coefficients()
         measured = variance(f, q, measured_estimator, chosen, measure_key, draws)
