@@ -22,16 +22,20 @@ SMALL = ["--only", "dataset=digits", "network=linear"]
 
 def start(*words, out, cores=2):
     """`doublecv reproduce` in a process group of its own, on so many cores; compiled programs are kept beside `out`."""
-    mine = sorted(os.sched_getaffinity(0))[:cores]
-    return subprocess.Popen(
-        [sys.executable, "-m", "doublecv", "reproduce", *words, "--out", str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": str(out.with_name("compiled"))},
-        start_new_session=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, mine),
-    )
+    everything = os.sched_getaffinity(0)
+    # A process inherits the cores of this one. A function to run in it would fork, which JAX warns against.
+    os.sched_setaffinity(0, sorted(everything)[:cores])
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "doublecv", "reproduce", *words, "--out", str(out)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": str(out.with_name("compiled"))},
+            start_new_session=True,
+        )
+    finally:
+        os.sched_setaffinity(0, everything)
 
 
 def finish(process, seconds=300):
