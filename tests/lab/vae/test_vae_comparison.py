@@ -21,7 +21,7 @@ def test_variances_are_those_of_the_diagnostics():
     model = jax.tree.map(lambda leaf: 2 * leaf + 0.1, VAE(settings, 6, jax.random.key(0)))
     images = jnp.asarray(tiny_dataset().train[:5])
     key = jax.random.key(1)
-    found = make_comparison(settings)(model, start_coefficients(settings, 6, 3, key), images, key)
+    found = make_comparison(settings)(model, start_coefficients(settings, model, key), images, key)
     assert set(found) == set(NAMES)
     y = observe(key, images, "gaussian")
     q = model.posterior(model.encoder(y))
