@@ -191,5 +191,12 @@ def test_every_commands_help_has_an_example_that_it_takes(name):
     assert isinstance(tyro.cli(arguments, args=shlex.split(example)), arguments)
 
 
+def test_the_programs_own_help_has_an_example_that_it_takes(capsys):
+    main(["--help"])
+    (name, rest) = re.findall(r"^Example: doublecv (\w+) (.*)$", capsys.readouterr().out, re.MULTILINE)[0]
+    module, _, attribute = COMMANDS[name].arguments.partition(":")
+    tyro.cli(getattr(import_module(module), attribute), args=shlex.split(rest))
+
+
 def test_variance_without_a_run(tmp_path, capsys):
     assert "RUN must name at least one folder" in error_of(["variance", "--out", str(tmp_path / "out")], capsys)

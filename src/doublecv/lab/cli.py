@@ -119,5 +119,7 @@ def _help() -> str:
             *lines,
             "",
             "doublecv COMMAND --help shows what a command takes.",
+            "",
+            "Example: doublecv toy --dimension 10 --seeds 2 --out toy",
         ]
     )
