@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Learning = Literal["gradient", "moments"]
 
+AVERAGE_RATE = 0.01
+"""The rate of plain descent for coefficients that are running averages: how far they move to a step's value."""
+
 LEAST_RIDGE = 1e-8
 """The least that is added to the diagonal, which is 1, of the system that is solved; ten roundings if that is more.
 

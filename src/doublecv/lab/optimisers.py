@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from doublecv.estimators.linear import AVERAGE_RATE
+
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
@@ -52,10 +54,6 @@ class Adam(NamedTuple):
         second = average(SECOND_DECAY, moments.second, jax.tree.map(jnp.square, gradient))
         moved = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + EPSILON), parameters, first, second)
         return moved, Moments(first, second)
-
-
-AVERAGE_RATE = 0.01
-"""The rate of plain descent for coefficients that are running averages, whose gradient is them minus the new value."""
 
 
 class CoefficientOptimiser(NamedTuple):

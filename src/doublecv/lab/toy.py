@@ -23,8 +23,8 @@ import optax  # type: ignore[import-untyped]
 
 from doublecv.distributions import Bernoulli
 from doublecv.estimators import RLOO, Estimator, LinearEstimator, Relax, RStar, Surrogate, make
+from doublecv.estimators.linear import AVERAGE_RATE
 from doublecv.jax import estimate
-from doublecv.lab.optimisers import AVERAGE_RATE
 from doublecv.lab.relax_network import RelaxNetwork, relax_with_input
 from doublecv.lab.toy_moments import exact_optimal_alpha, exact_variance, has_exact_variance
 from doublecv.lab.toy_problem import ToyProblem

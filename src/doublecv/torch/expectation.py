@@ -14,6 +14,7 @@ from doublecv.arrays import require_floating
 from doublecv.checks import check_estimator, check_pullback
 from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, Evaluation
+from doublecv.estimators.linear import AVERAGE_RATE
 from doublecv.torch.coefficients import Coefficients, as_tensors, by_name, leaves, with_leaves
 from doublecv.torch.evaluating import Function, checked_values, draw, evaluate, evaluate_side, wide
 from doublecv.torch.families import as_family
@@ -190,10 +191,6 @@ def estimate(
     gradient, derivatives = Rule(estimator, type(q), given, pullback).gradients(q, held_tensors, evaluation, weight)
     evaluation = replace(evaluation, **{name: _detached(getattr(evaluation, name)) for name in ("control", "dcontrol")})
     return Estimate(values.mean(dim=0), gradient, by_name(given, derivatives), evaluation)
-
-
-AVERAGE_RATE = 0.01
-"""How far a running average moves to a step's value."""
 
 
 def _move(average: Tensor, copy: Tensor) -> None:
