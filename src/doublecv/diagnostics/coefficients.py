@@ -39,7 +39,7 @@ def optimal_coefficients(
         df: the gradient of f in x, for NumPy arrays; JAX and torch find it by themselves.
     """
     if not isinstance(estimator, LinearEstimator):
-        if not estimator.linear or estimator.coefficients():
+        if estimator.coefficients():
             raise ValueError(
                 f"estimator must be a LinearEstimator, or have no coefficients, got {type(estimator).__name__}, which "
                 f"does not state its linear parts; descend along the coefficients' gradient instead"

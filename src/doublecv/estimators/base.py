@@ -91,11 +91,6 @@ class Estimator(ABC):
         return 0
 
     @property
-    def linear(self) -> bool:
-        """Whether the estimate is linear in the coefficients, so that the best ones solve a linear system."""
-        return True
-
-    @property
     def sampler(self) -> Coupling:
         """How the K samples depend on each other."""
         return Independent()

@@ -80,11 +80,6 @@ class Rebar(Estimator):
         return 2 * self.samples
 
     @property
-    def linear(self) -> bool:
-        """The temperature does not enter linearly."""
-        return False
-
-    @property
     def sampler(self) -> Coupling:
         """Independent samples, with the noise of z and z~."""
         return Concrete()

@@ -68,11 +68,6 @@ class Relax(Estimator):
         return 2 * self.samples
 
     @property
-    def linear(self) -> bool:
-        """Neither the temperature nor the network enters linearly."""
-        return False
-
-    @property
     def sampler(self) -> Coupling:
         """Independent samples, with the noise of z and z~."""
         return Concrete()

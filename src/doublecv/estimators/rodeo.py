@@ -68,11 +68,6 @@ class Rodeo(Estimator):
         """The surrogate is made of the gradients at the samples."""
         return True
 
-    @property
-    def linear(self) -> bool:
-        """The hidden layer does not enter linearly."""
-        return False
-
     def coefficients(self) -> dict[str, Any]:
         """The network's parameters: hidden units that differ, and outputs 0, whose gradient is not 0."""
         return {

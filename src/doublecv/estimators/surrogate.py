@@ -91,11 +91,6 @@ class Surrogate(Estimator):
         return self.base.needs_mean
 
     @property
-    def linear(self) -> bool:
-        """The directions and their weights are multiplied."""
-        return False
-
-    @property
     def sampler(self) -> Coupling:
         """That of the base."""
         return self.base.sampler

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from doublecv.checks import check_returned_shape
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator
+from doublecv.estimators import Estimator, LinearEstimator
 from doublecv.torch.coefficients import Coefficients
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def evaluate_side(
         at_mean = (values[0].detach(), df[0])
     control: tuple[Any, Any] = (None, None)
     if estimator.relaxed_points:
-        control = _relaxed(f, q, noise, x, estimator, coefficients, learned and not estimator.linear)
+        control = _relaxed(
+            f, q, noise, x, estimator, coefficients, learned and not isinstance(estimator, LinearEstimator)
+        )
     return Side(at_mean, control)
 
 
