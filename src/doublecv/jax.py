@@ -229,7 +229,10 @@ def _gradients(
     else:
         weighted = q.weigh(weight, gradient).astype(q.logits.dtype)
         pulled_back, pushforward = jax.vjp(pullback, weighted)
-        cotangent = 2 * q.weigh(weight, pushforward(pulled_back)[0])
+        # The loss's own backward pass makes the same products. The barrier keeps XLA from turning these round to fit
+        # the next ones, so that it sees that they are the same.
+        (pushed_forward,) = pushforward(jax.lax.optimization_barrier(pulled_back))
+        cotangent = 2 * q.weigh(weight, pushed_forward)
     coefficient_gradient, control_cotangent = formula_pullback(
         (cotangent.astype(gradient.dtype), jax.tree.map(jnp.ones_like, loss))
     )
