@@ -135,10 +135,11 @@ def table(rows: list[Row], library: str) -> Table:
         caption="medians over rounds; gradient: of the expectation alone; step: a whole step of training; "
         "floor: the step's matrix products alone",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for heading in ("workload", "K", "estimator"):
         drawn.add_column(heading, no_wrap=True)
-    for heading in ("evaluations\nof f", "ms", "/ RLOO", "/ floor"):
+    for heading in ("evals\nof f", "ms", "/ RLOO", "/ floor"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     before = rows[0]
     for row in rows:

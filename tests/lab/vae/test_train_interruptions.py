@@ -75,15 +75,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(whole, environment
     arguments = [*RUN, "--out", folder]
     killed_while_training = 0
     for _ in range(KILLS):
-        process = subprocess.Popen(command(*arguments), env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-        lines = count_lines(folder)
-        # The moment is random from the first new line of metrics on: before it, little could be lost.
-        while count_lines(folder) == lines and process.poll() is None:
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0, 0.15))
-        process.send_signal(signal.SIGKILL)
-        killed_while_training += process.wait() == -signal.SIGKILL
-        process.communicate()
+        killed_while_training += killed(environment, folder, arguments, moments.uniform(0, 0.15))
         arguments = ["--resume", folder]
         if (folder / "config.json").exists():
             break
@@ -91,6 +83,28 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(whole, environment
     result = train(environment, "--resume", folder)
     assert result.returncode == 0, result.stderr
     assert content(folder) == content(whole)
+
+
+def test_running_moments_and_a_surrogate_survive_a_kill(environment, tmp_path):
+    arguments = [*RUN, "--estimator", "surrogate-quadratic-double-cv"]
+    assert train(environment, *arguments, "--out", tmp_path / "whole").returncode == 0
+    assert killed(environment, tmp_path / "run", [*arguments, "--out", tmp_path / "run"], seconds=0.02)
+    result = train(environment, "--resume", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def killed(environment, folder, arguments, seconds):
+    """Kill a run so long after its first new line of metrics: before it, little could be lost. Whether it still ran."""
+    process = subprocess.Popen(command(*arguments), env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    lines = count_lines(folder)
+    while count_lines(folder) == lines and process.poll() is None:
+        time.sleep(0.002)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    in_time = process.wait() == -signal.SIGKILL
+    process.communicate()
+    return in_time
 
 
 def count_lines(folder):
