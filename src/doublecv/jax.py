@@ -231,7 +231,7 @@ def _gradients(
         pulled_back, pushforward = jax.vjp(pullback, weighted)
         # The loss's own backward pass makes the same products. The barrier keeps XLA from turning these round to fit
         # the next ones, so that it sees that they are the same.
-        (pushed_forward,) = pushforward(jax.lax.optimization_barrier(pulled_back))
+        (pushed_forward,) = pushforward(jax.lax.optimization_barrier(pulled_back))  # type: ignore[no-untyped-call]
         cotangent = 2 * q.weigh(weight, pushed_forward)
     coefficient_gradient, control_cotangent = formula_pullback(
         (cotangent.astype(gradient.dtype), jax.tree.map(jnp.ones_like, loss))

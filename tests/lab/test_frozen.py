@@ -56,16 +56,35 @@ def test_the_command_writes_numbers_and_tables(run_folder, tmp_path, capsys):
     numbers = json.loads((out / "variance.json").read_text())
     assert [one["estimator"] for one in numbers["measured"]] == ["rloo", "double-cv"]
     assert numbers["measured"][0]["variance_times_evaluations"] == 2 * numbers["measured"][0]["variance"]
-    assert "### digits, bernoulli likelihood" in (out / "variance.md").read_text()
+    assert "### digits, bernoulli likelihood, 40 steps" in (out / "variance.md").read_text()
+
+
+def test_a_command_that_was_cut_goes_on(run_folder, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "variance"
+    common = ["--samples", "2", "--draws", "8", "--out", str(out)]
+    cli.main(["variance", str(run_folder), "--estimators", "double-cv", *common])
+    before = json.loads((out / "variance.json").read_text())["measured"]
+    measured_now = []
+    program = frozen._program
+    monkeypatch.setattr(frozen, "_program", lambda s, *rest: (measured_now.append(s.estimator), program(s, *rest))[1])
+    cli.main(["variance", str(run_folder), "--estimators", "double-cv", "disarm", *common])
+    after = json.loads((out / "variance.json").read_text())["measured"]
+    assert measured_now == ["disarm"]
+    assert after[:2] == before
+    assert [one["estimator"] for one in after] == ["rloo", "double-cv", "disarm"]
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["variance", str(run_folder), "--estimators", "disarm", *common, "--draws", "9"])
+    assert "was measured with --draws 8, got 9" in capsys.readouterr().err
 
 
 def test_a_cell_that_was_not_measured_is_empty():
     def one(estimator, samples, relative):
-        return Measurement("digits", "gaussian", 10, "rloo", estimator, samples, samples, 2.0, 0.1, relative)
+        return Measurement("run", "digits", "gaussian", 10, "rloo", estimator, samples, samples, 2.0, 0.1, relative)
 
     table = tables([one("rloo", 2, 1.0), one("disarm", 2, 0.5), one("rloo", 3, 1.0)])
-    assert "| estimator | 10 steps, K = 2 | 10 steps, K = 3 | evaluations of f |" in table
-    assert "| `disarm` | 0.500 ± 0.025 |  | 2 |" in table
+    assert "### digits, gaussian likelihood, 10 steps" in table
+    assert "| estimator | K = 2 | / RLOO | times evaluations | K = 3 | / RLOO | times evaluations |" in table
+    assert "| `disarm` | 2 ± 0.1 | 0.500 | 4 |  |  |  |" in table
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ class Measurement:
     """One estimator at one model.
 
     Attributes:
+        run: the folder of the run that trained the model.
         data: the model's data set.
         likelihood: its likelihood.
         steps: how long it was trained.
@@ -47,6 +48,7 @@ class Measurement:
         relative: the variance divided by that of RLOO with the same K.
     """
 
+    run: str
     data: str
     likelihood: str
     steps: int
@@ -58,9 +60,19 @@ class Measurement:
     standard_error: float
     relative: float
 
+    @property
+    def variance_times_evaluations(self) -> float:
+        """What the variance would be if one evaluation of f were all, since that of a mean falls with their number."""
+        return self.variance * self.evaluations
+
     def as_json(self) -> dict[str, Any]:
         """All that, and variance times evaluations."""
-        return asdict(self) | {"variance_times_evaluations": self.variance * self.evaluations}
+        return asdict(self) | {"variance_times_evaluations": self.variance_times_evaluations}
+
+    @classmethod
+    def from_json(cls, written: dict[str, Any]) -> Measurement:
+        """What `as_json` wrote."""
+        return cls(**{field.name: written[field.name] for field in fields(cls)})
 
 
 def measure(
@@ -70,6 +82,7 @@ def measure(
     draws: int,
     fit_steps: int,
     data_dir: Path | None = None,
+    measured: Sequence[Measurement] = (),
 ) -> Iterator[Measurement]:
     """The estimators' variances at the model of a run, RLOO's first for every K, one at a time as they are measured.
 
@@ -84,7 +97,9 @@ def measure(
         draws: estimates from which a variance is computed.
         fit_steps: steps in which coefficients that are not linear are learned.
         data_dir: where to look for the data first.
+        measured: what was measured at this model before, which is handed out again in the place of a measurement.
     """
+    known = {(one.steps, one.estimator, one.samples): one for one in measured}
     plan = train_folder.read(folder)
     settings = plan.settings
     dataset = load(settings.data, data_dir)
@@ -100,10 +115,17 @@ def measure(
             of_name = replace(settings, estimator=name, samples=K)
             if not applies(of_name):
                 continue
-            program = _program(_of_the_loss(of_name), draws, fit_steps)
-            variance, standard_error = map(float, program(found.state.model, images, jax.random.key(settings.seed)))
+            if (found.step, name, K) in known:
+                variance, standard_error = (
+                    known[found.step, name, K].variance,
+                    known[found.step, name, K].standard_error,
+                )
+            else:
+                program = _program(_of_the_loss(of_name), draws, fit_steps)
+                variance, standard_error = map(float, program(found.state.model, images, jax.random.key(settings.seed)))
             of_rloo = variance if of_rloo is None else of_rloo
             yield Measurement(
+                run=str(folder.resolve()),
                 data=settings.data,
                 likelihood=settings.likelihood,
                 steps=found.step,

@@ -15,7 +15,7 @@ from doublecv.lab.variance_arguments import VarianceArguments
 
 
 def main(arguments: VarianceArguments) -> None:
-    """Measure all runs, writing what there is after each of them."""
+    """Measure all runs, writing what there is after each measurement; what the folder holds already is kept."""
     names = arguments.estimators or measurable()
     if unknown := [name for name in names if name not in measurable()]:
         raise InputError(f"--estimators must be among {', '.join(measurable())}; got {', '.join(unknown)}")
@@ -26,47 +26,77 @@ def main(arguments: VarianceArguments) -> None:
             raise InputError(f"{flag} must be at least {least}, got {value}")
     if not arguments.samples or min(arguments.samples) < 2:
         raise InputError(f"--samples must be numbers of at least 2, RLOO's least, got {arguments.samples}")
+    found = measured_before(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    console, found = Console(), list[Measurement]()
+    console = Console()
     for run in arguments.runs:
-        for one in measure(run, names, arguments.samples, arguments.draws, arguments.fit_steps, arguments.data_dir):
+        before = [one for one in found if one.run == str(run.resolve())]
+        for one in measure(
+            run, names, arguments.samples, arguments.draws, arguments.fit_steps, arguments.data_dir, before
+        ):
             console.print(
                 f"{one.data} {one.likelihood} {one.steps:>6} steps  K={one.samples}  {one.estimator:<30} "
                 f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x RLOO",
                 highlight=False,
             )
-            found.append(one)
-        numbers = {"draws": arguments.draws, "fit_steps": arguments.fit_steps, "measured": [m.as_json() for m in found]}
-        write_atomically(arguments.out / "variance.json", (json.dumps(numbers, indent=1) + "\n").encode())
-        write_atomically(arguments.out / "variance.md", tables(found).encode())
+            if one not in found:
+                found.append(one)
+                write(arguments, found)
     console.print(f"written to {arguments.out}")
 
 
+def write(arguments: VarianceArguments, found: Sequence[Measurement]) -> None:
+    """The numbers and the tables of all that was measured."""
+    numbers = {"draws": arguments.draws, "fit_steps": arguments.fit_steps, "measured": [one.as_json() for one in found]}
+    write_atomically(arguments.out / "variance.json", (json.dumps(numbers, indent=1) + "\n").encode())
+    write_atomically(arguments.out / "variance.md", tables(found).encode())
+
+
+def measured_before(arguments: VarianceArguments) -> list[Measurement]:
+    """What an earlier command left in the folder, if its numbers can stand beside the new ones."""
+    path = arguments.out / "variance.json"
+    if not path.exists():
+        return []
+    numbers = json.loads(path.read_text())
+    for flag, key, given in (
+        ("--draws", "draws", arguments.draws),
+        ("--fit-steps", "fit_steps", arguments.fit_steps),
+    ):
+        if numbers[key] != given:
+            raise InputError(
+                f"{path} was measured with {flag} {numbers[key]}, got {given}; name another folder in --out"
+            )
+    return [Measurement.from_json(one) for one in numbers["measured"]]
+
+
 def tables(found: Sequence[Measurement]) -> str:
-    """For every data set and likelihood a Markdown table: estimators down, trained steps and K across."""
+    """For every model a Markdown table: estimators down, and the numbers of samples across."""
+    models = sorted({(one.data, one.likelihood, one.steps) for one in found})
     return "\n".join(
-        _table(data, likelihood, [one for one in found if (one.data, one.likelihood) == (data, likelihood)])
-        for data, likelihood in dict.fromkeys((one.data, one.likelihood) for one in found)
+        _table(model, [one for one in found if (one.data, one.likelihood, one.steps) == model]) for model in models
     )
 
 
-def _table(data: str, likelihood: str, found: Sequence[Measurement]) -> str:
-    columns = sorted({(one.steps, one.samples) for one in found})
-    cells = {(one.estimator, one.steps, one.samples): one for one in found}
+def _table(model: tuple[str, str, int], found: Sequence[Measurement]) -> str:
+    numbers_of_samples = sorted({one.samples for one in found})
+    cells = {(one.estimator, one.samples): one for one in found}
     names = [name for name in estimators.names() if any(one.estimator == name for one in found)]
 
     def row(name: str) -> Iterable[str]:
         yield f"`{name}`"
-        for steps, samples in columns:
-            one = cells.get((name, steps, samples))
-            yield "" if one is None else f"{one.relative:.3f} ± {one.relative * one.standard_error / one.variance:.3f}"
-        yield ", ".join(
-            dict.fromkeys(
-                str(one.evaluations) for one in sorted(found, key=lambda m: m.samples) if one.estimator == name
-            )
-        )
+        for samples in numbers_of_samples:
+            one = cells.get((name, samples))
+            if one is None:
+                yield from ("", "", "")
+                continue
+            yield f"{one.variance:.4g} ± {one.standard_error:.1g}"
+            yield f"{one.relative:.3f}"
+            yield f"{one.variance_times_evaluations:.4g}"
 
-    heading = ["estimator", *(f"{steps:,} steps, K = {samples}" for steps, samples in columns), "evaluations of f"]
-    lines = [heading, ["---"] * len(heading), *(list(row(name)) for name in names)]
+    heading = ["estimator"]
+    for samples in numbers_of_samples:
+        heading += [f"K = {samples}", "/ RLOO", "times evaluations"]
+    lines = [heading, ["---"] + ["---:"] * (len(heading) - 1), *(list(row(name)) for name in names)]
     body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"### {data}, {likelihood} likelihood\n\n{body}\n"
+    data, likelihood, steps = model
+    return f"### {data}, {likelihood} likelihood, {steps:,} steps\n\n{body}\n"
