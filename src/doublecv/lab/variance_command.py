@@ -38,6 +38,7 @@ def main(arguments: VarianceArguments) -> None:
                 f"{one.data} {one.likelihood} {one.steps:>6} steps  K={one.samples}  {one.estimator:<30} "
                 f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x RLOO",
                 highlight=False,
+                soft_wrap=True,
             )
             if one not in found:
                 found.append(one)
