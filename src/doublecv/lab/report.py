@@ -23,6 +23,7 @@ from doublecv.lab.report_tables import (
     toy_table,
     uncounted_table,
 )
+from doublecv.lab.report_wall_clock import wall_clock_table
 
 FOLDER = "report"
 
@@ -56,6 +57,7 @@ def tables(found: Content) -> list[Table]:
     several = [
         order_table(found),
         *(elbo_table(found, table) for table in found.tables),
+        *(wall_clock_table(found, table) for table in found.tables),
         *(other_table(found, table) for table in found.tables),
         *(toy_table(toy) for toy in found.runs.toy),
         *(times_table(found, table) for table in found.times),

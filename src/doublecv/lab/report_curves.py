@@ -11,6 +11,7 @@ import numpy as np
 
 from doublecv.lab.appearance import appearance
 from doublecv.lab.report_cells import Cell, CellColumn
+from doublecv.lab.report_timing import MINUTE
 from doublecv.lab.toy import Curves, ToyResults
 
 if TYPE_CHECKING:
@@ -72,17 +73,34 @@ class Chart:
     data: Mapping[str, Any]
 
 
-def training_chart(column: CellColumn, metric: Metric, name: str) -> Chart | None:
-    """One metric of a column of cells over the steps; None if no run counts."""
-    curves = {cell.estimator: curve for cell in column.cells if (curve := _training_curve(cell, metric.name))}
+def training_chart(
+    column: CellColumn, metric: Metric, name: str, step_milliseconds: Mapping[str, float] | None = None
+) -> Chart | None:
+    """One metric of a column of cells over the steps, or over minutes; None if no run counts.
+
+    Args:
+        column: the estimators.
+        metric: what is drawn.
+        name: a word for links.
+        step_milliseconds: the time of a step by estimator, where the chart is over time; who has none is left out.
+    """
+    curves = {
+        cell.estimator: curve
+        for cell in column.cells
+        if (step_milliseconds is None or cell.estimator in step_milliseconds)
+        and (curve := _training_curve(cell, metric.name))
+    }
     if not curves:
         return None
     lines = [_line(estimator, steps, values, centre=np.mean) for estimator, (steps, values) in curves.items()]
+    if step_milliseconds is not None:
+        lines = [line | {"x": _minutes(line["x"], step_milliseconds[line["estimator"]])} for line in lines]
     start = _log_start(lines) if metric.log else _after_the_start(lines)
+    x_label = "step" if step_milliseconds is None else "minutes"
     reading = f"Mean over the seeds; band: least to largest.{_thinned(max(len(steps) for steps, _ in curves.values()))}"
     if not metric.log:
         reading += " The axis begins below all values after a tenth of the run."
-    return Chart(name, metric.label, reading, _data("step", metric.label, metric.log, start, lines))
+    return Chart(name, metric.label, reading, _data(x_label, metric.label, metric.log, start, lines))
 
 
 def toy_charts(results: ToyResults, name: str) -> list[Chart]:
@@ -113,6 +131,10 @@ def _training_curve(
     if not steps:
         return None
     return np.array(steps), np.array([[curve[step] for step in steps] for curve in curves])
+
+
+def _minutes(steps: Iterable[int], milliseconds: float) -> list[float | None]:
+    return _plain(step * milliseconds / MINUTE for step in steps)
 
 
 def _thinned(records: int) -> str:

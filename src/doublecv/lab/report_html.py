@@ -26,6 +26,7 @@ from doublecv.lab.report_tables import (
     toy_title,
     uncounted_table,
 )
+from doublecv.lab.report_wall_clock import step_milliseconds, wall_clock_table
 
 TITLE = "Double control variates: measured beside the paper"
 
@@ -61,6 +62,7 @@ def _sections(content: Content) -> Iterable[Section]:
     yield Section("orders", "Order of the estimators", _tables([order_table(content)]))
     yield Section("elbo", "Training ELBO", _tables([elbo_table(content, table) for table in content.tables]))
     yield Section("curves", "Variance and ELBO over the steps", "".join(_curves(content)))
+    yield Section("wall-clock", "Training ELBO against time", "".join(_against_time(content)))
     yield Section("more", "Test set, variance and alpha", _tables(_with_rows(content)))
     yield Section("toy", "Toy problem", "".join(_toy(content)))
     yield Section("time", "Time per step", _tables([times_table(content, table) for table in content.times]))
@@ -100,6 +102,25 @@ def _training_charts(content: Content, table: CellTable, network: str) -> Iterab
             name = f"{table.name}-{column.dataset}-{network}-{metric.name}"
             if column.network == network and (chart := training_chart(column, metric, name)) is not None:
                 yield _chart(chart, f"{column_name(column)}: {chart.title}", content.scale_of(column))
+
+
+def _against_time(content: Content) -> Iterable[str]:
+    for table in content.tables:
+        if (drawn := wall_clock_table(content, table)) is None or not drawn.rows:
+            continue
+        charts = (
+            _chart(chart, f"{column_name(column)}: {chart.title}", content.scale_of(column))
+            for column in table.planned_columns
+            if (
+                chart := training_chart(
+                    column,
+                    ELBO,
+                    f"{table.name}-{column.dataset}-{column.network}-time",
+                    step_milliseconds(content, table),
+                )
+            )
+        )
+        yield f'{_table(drawn)}<div class="charts">{"".join(charts)}</div>'
 
 
 def _toy(content: Content) -> Iterable[str]:

@@ -9,6 +9,9 @@ from typing import Any
 from doublecv.lab.bench import BASELINE
 from doublecv.lab.report_runs import Counted
 
+MINUTE = 60_000
+"""Milliseconds."""
+
 
 @dataclass(frozen=True)
 class TimeCell:
@@ -48,6 +51,14 @@ class TimeTable:
     rounds: int
     calls: int
     cells: tuple[TimeCell, ...]
+
+    def step_milliseconds(self, samples: int) -> dict[str, float]:
+        """The time of a training step by estimator, at the K of a table; empty if that K was not timed."""
+        return {
+            cell.estimator: cell.milliseconds
+            for cell in self.cells
+            if cell.workload == "step" and cell.baseline_samples == samples
+        }
 
 
 def time_table(bench: Counted[Mapping[str, Any]], paper_seconds: Mapping[str, float], paper_samples: int) -> TimeTable:

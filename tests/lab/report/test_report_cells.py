@@ -1,14 +1,12 @@
 """Runs sorted into the paper's tables, with made-up runs and made-up numbers for the paper's."""
 
-from pathlib import Path
-
 import pytest
+from made_up_runs import made_up
 
 from doublecv.lab.errors import InputError
 from doublecv.lab.report_cells import Place, cell_tables
 from doublecv.lab.report_runs import Counted, Records
 from doublecv.lab.report_statistics import Estimate
-from doublecv.lab.sweep import SweepRun
 
 PAPER = {
     Place("bernoulli", samples, dataset, "nonlinear", estimator): Estimate(mean, 0.3)
@@ -20,13 +18,6 @@ PAPER = {
         (4, "mnist", "rloo", -8.0),
     )
 }
-
-
-def made_up(estimator, seed=1, samples=2, dataset="mnist", steps=10, name=None):
-    settings = {"dataset": dataset, "likelihood": "bernoulli", "network": "nonlinear", "samples": samples}
-    settings |= {"estimator": estimator, "seed": seed, "steps": steps}
-    name = name or f"{dataset}-{estimator}-{samples}-{seed}-{steps}"
-    return SweepRun(name, "train", Path(name), settings, ())
 
 
 def counted(run, train_elbo):
