@@ -55,6 +55,7 @@ def test_it_renders(page):
         "Order of the estimators",
         "Training ELBO",
         "Variance and ELBO over the steps",
+        "Training ELBO against time",
         "Test set, variance and alpha",
         "Toy problem",
         "Time per step",
@@ -63,7 +64,7 @@ def test_it_renders(page):
     ]
     drawn = page.evaluate("""[...document.querySelectorAll('.chart')].map(
         (chart) => [...chart.querySelectorAll('.line')].filter((line) => line.getTotalLength() > 100).length)""")
-    assert drawn == [3, 3, 3, 3, 3, 2]
+    assert drawn == [3, 3, 3, 3, 3, 3, 2]
     assert page.evaluate("[...document.images].map((image) => image.naturalWidth)") == [70, 70, 70]
 
 

@@ -24,21 +24,22 @@ BENCH = {
     "rows": [
         {
             "workload": workload,
-            "baseline_samples": 4,
+            "baseline_samples": samples,
             "estimator": estimator,
-            "samples": 1 if estimator == "relax" else 4,
-            "evaluations": evaluations,
+            "samples": 1 if estimator == "relax" else samples,
+            "evaluations": 3 if estimator == "relax" else 0 if estimator == "floor" else samples,
             "milliseconds": sum(rounds) / 2,
             "ratio": (rounds[0] / 2.0 + rounds[1] / 4.0) / 2,
             "floor_ratio": None,
             "rounds": rounds,
         }
         for workload in ("gradient", "step")
-        for estimator, evaluations, rounds in (
-            ("rloo", 4, [2.0, 4.0]),
-            ("double-cv", 4, [2.2, 4.8]),
-            ("relax", 3, [5.0, 9.0]),
-            ("floor", 0, [1.0, 2.0]),
+        for samples in (2, 4)
+        for estimator, rounds in (
+            ("rloo", [2.0, 4.0]),
+            ("double-cv", [2.2, 4.8]),
+            ("relax", [5.0, 9.0]),
+            ("floor", [1.0, 2.0]),
         )
     ],
 }
@@ -106,7 +107,7 @@ class TinySweep:
 
     def bench(self, name):
         folder = self.add(
-            name, "bench", {"samples": [4], "estimators": ["rloo", "double-cv", "relax"]}, ("table-time",)
+            name, "bench", {"samples": [2, 4], "estimators": ["rloo", "double-cv", "relax"]}, ("table-time",)
         )
         folder.mkdir(parents=True)
         (folder / sweep.BENCH).write_text(json.dumps(BENCH))
@@ -144,5 +145,5 @@ def make(folder: Path) -> Path:
     (failed / sweep.FAILURE).write_text("out of memory at <step 3>\n")
     made.planned("rloo-linear-1", estimator="rloo", model="linear", seed=1)
     made.toy("toy-d3", estimators=("rloo", "double-cv", "r-star"))
-    made.bench("bench-k4")
+    made.bench("bench-k2-k4")
     return made.write()
