@@ -37,11 +37,10 @@ def work(run: SweepRun) -> float:
         variables = draws * settings["samples"] * settings["dimension"]
         return float(TOY_OPERATION * variables + PROGRAM * len(settings["estimators"]))
     if run.kind == "bench":
-        (samples,) = settings["samples"]
+        timed = [(name, samples) for samples in settings["samples"] for name in settings["estimators"]]
         steps: int = BENCH_STEPS * settings["calls"] * settings["rounds"]
-        names = settings["estimators"]
-        return 2 * PROGRAM * len(names) + steps * sum(
-            step_work(name, own_samples(name, samples), "nonlinear", 784, 100) for name in names
+        return 2 * PROGRAM * len(timed) + steps * sum(
+            step_work(name, own_samples(name, samples), "nonlinear", 784, 100) for name, samples in timed
         )
     pixels = 64 if settings["dataset"] == "digits" else 784
     seen, tested = IMAGES[settings["dataset"]]
