@@ -162,12 +162,6 @@ class Bernoulli(Distribution):
         return sigmoid(-self.logits)
 
     @property
-    def variance(self) -> Float[Array, "*batch D"]:
-        """mu (1 - mu) = exp(-|logits|) / (1 + exp(-|logits|))^2."""
-        decay = self.decay
-        return decay / (1 + decay) ** 2
-
-    @property
     def rarer(self) -> Float[Array, "*batch D"]:
         """min(mu, 1 - mu) = sigmoid(-|logits|), the probability of a variable's rarer value."""
         decay = self.decay
@@ -175,7 +169,7 @@ class Bernoulli(Distribution):
 
     def covariance(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         """M v = mu (1 - mu) v."""
-        return self.variance * v
+        return self.mean * self.complement * v
 
     def third_moment(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         """mu (1 - mu) (1 - 2 mu) v^2."""

@@ -67,8 +67,7 @@ class QuadraticDoubleCV(LinearEstimator):
         """g0, which is RLOO, and the control variate of each coefficient."""
         assert evaluation.df is not None, "the evaluation was checked"
         xp, f, G, score = q.xp, evaluation.f, evaluation.df, q.score(evaluation.x)
-        # One sample at a time: XLA would compute M again for every sample.
-        n = xp.stack([q.dot(G[k], q.covariance(G[k])) for k in range(self.samples)])
+        n = q.dot(G, q.covariance(G))
         N = n + float(xp.finfo(n.dtype).smallest_normal) ** 0.5
         P = q.dot(G[None], score[:, None])
         Q = (P**2 - n) / N
