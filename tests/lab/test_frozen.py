@@ -77,6 +77,17 @@ def test_a_command_that_was_cut_goes_on(run_folder, tmp_path, capsys, monkeypatc
     assert "was measured with --draws 8, got 9" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "content", ['{"draws": 8', "[]", '{"draws": 8, "fit_steps": 2000, "measured": [{"data": "mnist"}]}']
+)
+def test_numbers_that_cannot_be_read_are_named(run_folder, tmp_path, capsys, content):
+    (tmp_path / "variance.json").write_text(content)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["variance", str(run_folder), "--draws", "8", "--out", str(tmp_path)])
+    assert "variance.json is damaged or from another version" in capsys.readouterr().err
+    assert (tmp_path / "variance.json").read_text() == content
+
+
 def test_a_cell_that_was_not_measured_is_empty():
     def one(estimator, samples, relative):
         return Measurement("run", "digits", "gaussian", 10, "rloo", estimator, samples, samples, 2.0, 0.1, relative)

@@ -6,7 +6,7 @@ from math import isfinite, isnan
 
 from doublecv.lab.appearance import appearance
 from doublecv.lab.report_captions import toy_scale
-from doublecv.lab.report_cells import Cell, CellTable
+from doublecv.lab.report_cells import Cell, CellColumn, CellTable
 from doublecv.lab.report_content import DATASET_NAMES, Content, column_name, table_title
 from doublecv.lab.report_runs import Counted
 from doublecv.lab.report_statistics import CLEAR
@@ -27,6 +27,15 @@ from doublecv.lab.toy_table import REACHED, summarise
 BOUND = "test_bound_100"
 """The bound with 100 samples, of which the paper speaks."""
 
+PLACE = (Column("data set", numeric=False), Column("network", numeric=False), Column("estimator", numeric=False))
+"""The headings that say which cell a row is of."""
+
+
+def place(column: CellColumn, cell: Cell) -> tuple[Entry, ...]:
+    """Which cell a row is of."""
+    dataset = DATASET_NAMES.get(column.dataset, column.dataset)
+    return words(dataset), words(column.network), words(appearance(cell.estimator).label)
+
 
 def elbo_table(content: Content, table: CellTable) -> Table:
     """Every cell, measured and published."""
@@ -38,9 +47,7 @@ def elbo_table(content: Content, table: CellTable) -> Table:
         "the seeds with its standard error. The last column is the difference over the combined standard error of both "
         "numbers. RELAX has one sample, three evaluations of f. What was not run is empty.",
         (
-            Column("data set", numeric=False),
-            Column("network", numeric=False),
-            Column("estimator", numeric=False),
+            *PLACE,
             Column("measured"),
             Column("seeds"),
             Column("paper"),
@@ -49,9 +56,7 @@ def elbo_table(content: Content, table: CellTable) -> Table:
         ),
         tuple(
             (
-                words(DATASET_NAMES.get(column.dataset, column.dataset)),
-                words(column.network),
-                words(appearance(cell.estimator).label),
+                *place(column, cell),
                 with_error(cell.measured()),
                 number(len(cell.counted) or None, 0),
                 with_error(cell.paper),
@@ -61,7 +66,7 @@ def elbo_table(content: Content, table: CellTable) -> Table:
             for column in columns
             for cell in column.cells
         ),
-        row_headings=3,
+        row_headings=len(PLACE),
     )
 
 
@@ -118,9 +123,7 @@ def other_table(content: Content, table: CellTable) -> Table:
         f"{content.scale_of(*columns)}. Means over the seeds with their standard errors, after the last step. The "
         "bound has 100 samples; the variance is that of the encoder's gradient.",
         (
-            Column("data set", numeric=False),
-            Column("network", numeric=False),
-            Column("estimator", numeric=False),
+            *PLACE,
             Column("validation ELBO"),
             Column("test ELBO"),
             Column("test bound"),
@@ -129,9 +132,7 @@ def other_table(content: Content, table: CellTable) -> Table:
         ),
         tuple(
             (
-                words(DATASET_NAMES.get(column.dataset, column.dataset)),
-                words(column.network),
-                words(appearance(cell.estimator).label),
+                *place(column, cell),
                 with_error(cell.measured("validation_elbo")),
                 with_error(cell.measured("test_elbo")),
                 with_error(cell.measured(BOUND)),
@@ -142,7 +143,7 @@ def other_table(content: Content, table: CellTable) -> Table:
             for cell in column.cells
             if cell.counted
         ),
-        row_headings=3,
+        row_headings=len(PLACE),
     )
 
 

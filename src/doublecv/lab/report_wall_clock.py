@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from doublecv.lab.appearance import appearance
 from doublecv.lab.bench import BASELINE
 from doublecv.lab.report_cells import Cell, CellTable
-from doublecv.lab.report_content import DATASET_NAMES, Content, table_title
+from doublecv.lab.report_content import Content, table_title
 from doublecv.lab.report_runs import Records
 from doublecv.lab.report_statistics import Estimate, estimate
-from doublecv.lab.report_table import Column, Table, number, with_error, words
+from doublecv.lab.report_table import Column, Table, number, with_error
+from doublecv.lab.report_tables import PLACE, place
 from doublecv.lab.report_timing import MINUTE
 
 
@@ -34,9 +34,7 @@ def wall_clock_table(content: Content, table: CellTable) -> Table | None:
         "shared the machine. In RLOO's time an estimator makes the steps that fit into that of RLOO's "
         f"{table.steps:,}; the ELBO there is interpolated between evaluations.",
         (
-            Column("data set", numeric=False),
-            Column("network", numeric=False),
-            Column("estimator", numeric=False),
+            *PLACE,
             Column("milliseconds a step"),
             Column("minutes"),
             Column("ELBO"),
@@ -45,9 +43,7 @@ def wall_clock_table(content: Content, table: CellTable) -> Table | None:
         ),
         tuple(
             (
-                words(DATASET_NAMES.get(column.dataset, column.dataset)),
-                words(column.network),
-                words(appearance(cell.estimator).label),
+                *place(column, cell),
                 number(milliseconds[cell.estimator], 2),
                 number(table.steps * milliseconds[cell.estimator] / MINUTE, 2),
                 with_error(cell.measured()),
@@ -59,7 +55,7 @@ def wall_clock_table(content: Content, table: CellTable) -> Table | None:
             if cell.counted and cell.estimator in milliseconds
             for steps in [_steps_in_time_of_baseline(table.steps, milliseconds, cell.estimator)]
         ),
-        row_headings=3,
+        row_headings=len(PLACE),
     )
 
 

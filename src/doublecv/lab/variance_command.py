@@ -58,16 +58,23 @@ def measured_before(arguments: VarianceArguments) -> list[Measurement]:
     path = arguments.out / "variance.json"
     if not path.exists():
         return []
-    numbers = json.loads(path.read_text())
+    try:
+        numbers = json.loads(path.read_text())
+        found = [Measurement.from_json(one) for one in numbers["measured"]]
+        settings = {key: numbers[key] for key in ("draws", "fit_steps")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is damaged or from another version ({type(error).__name__}: {error}); name another folder in --out"
+        ) from error
     for flag, key, given in (
         ("--draws", "draws", arguments.draws),
         ("--fit-steps", "fit_steps", arguments.fit_steps),
     ):
-        if numbers[key] != given:
+        if settings[key] != given:
             raise InputError(
-                f"{path} was measured with {flag} {numbers[key]}, got {given}; name another folder in --out"
+                f"{path} was measured with {flag} {settings[key]}, got {given}; name another folder in --out"
             )
-    return [Measurement.from_json(one) for one in numbers["measured"]]
+    return found
 
 
 def tables(found: Sequence[Measurement]) -> str:
