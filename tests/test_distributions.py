@@ -70,6 +70,23 @@ class TestAgainstEnumeration:
             np.testing.assert_array_equal(x.sum(-1), 1)
 
 
+@pytest.mark.parametrize("entries", [1, 2, 33])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_dots_are_the_inner_products_of_all_pairs(family, library, entries, x64):
+    generator, as_array = np.random.default_rng(0), LIBRARIES[library]
+    for batch in ((), (4,), (0,), (2, 3)):
+        shape = (*batch, *VARIABLES[family])
+        logits, a, b = (
+            generator.normal(size=shape),
+            generator.normal(size=(entries, *shape)),
+            generator.normal(size=(3, *shape)),
+        )
+        found = family(logits=as_array(logits)).dots(as_array(a), as_array(b))
+        wanted = (a[:, None] * b[None]).sum(axis=tuple(range(-family.event_axes, 0)))
+        assert tuple(found.shape) == wanted.shape
+        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12, atol=1e-12)
+
+
 class TestNumerics:
     @pytest.mark.parametrize("library", LIBRARIES)
     @pytest.mark.parametrize("dtype", ["float32", "float64"])

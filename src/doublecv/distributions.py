@@ -11,7 +11,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from doublecv.arrays import Array, Shape, detach, namespace, register_where_jax_is_in_use, require_floating, sigmoid
+from array_api_compat import device
+
+from doublecv.arrays import (
+    MOST_WRITTEN_OUT,
+    Array,
+    Shape,
+    detach,
+    matrix_product,
+    namespace,
+    register_where_jax_is_in_use,
+    require_floating,
+    sigmoid,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -69,6 +81,18 @@ class Distribution(ABC):
     def dot(self, a: Float[Array, "*points"], b: Float[Array, "*points"]) -> Float[Array, "*shape"]:
         """The inner product over the event axes."""
         return self.xp.sum(a * b, axis=tuple(range(-self.event_axes, 0)))
+
+    def dots(self, a: Float[Array, "A *points"], b: Float[Array, "B *points"]) -> Float[Array, "A B *shape"]:
+        """The inner product over the event axes of every entry of a with every entry of b."""
+        if a.shape[0] > MOST_WRITTEN_OUT:
+            return self.dot(a[:, None], b[None])
+        leading = tuple(b.shape)[: b.ndim - self.event_axes]
+        size = prod(self.event_shape)
+        ones = self.xp.ones(size, dtype=b.dtype, device=device(b))
+        # Products with ones because XLA on a CPU adds up a broadcast product several times more slowly.
+        return self.xp.stack(
+            [matrix_product(self.xp.reshape(a[k] * b, (*leading, size)), ones) for k in range(a.shape[0])]
+        )
 
     def weigh(self, weight: Float[Array, "*shape"], v: Float[Array, "*points"]) -> Float[Array, "*points"]:
         """Multiply each event-shaped entry of v by its own number."""

@@ -8,6 +8,7 @@ import pytest
 import doublecv as dcv
 from doublecv import estimators
 from doublecv.diagnostics import exact_gradient, exact_moments
+from doublecv.estimators.parts import Vectors
 from problems import PROBLEMS, make_coefficients, make_estimator, make_logits, make_problem
 
 ALPHAS = (0.0, -1.0, 0.7)
@@ -54,38 +55,38 @@ def test_the_battery_runs_every_name_and_family():
 class CorrectionDropped(dcv.DoubleCV):
     """Double CV that forgets -alpha M d."""
 
-    def linear_parts(self, q, evaluation):
-        g0, h = super().linear_parts(q, evaluation)
-        return g0, {"alpha": h["alpha"] + q.covariance(q.xp.mean(evaluation.df, axis=0))}
+    def parts(self, q, evaluation):
+        g0, h = super().parts(q, evaluation).vectors()
+        return Vectors(q, g0, {"alpha": h["alpha"] + q.covariance(q.xp.mean(evaluation.df, axis=0))})
 
 
 @dataclasses.dataclass(frozen=True)
 class SignFlipped(dcv.DoubleCV):
     """Double CV that adds alpha M d."""
 
-    def linear_parts(self, q, evaluation):
-        g0, h = super().linear_parts(q, evaluation)
-        return g0, {"alpha": h["alpha"] + 2 * q.covariance(q.xp.mean(evaluation.df, axis=0))}
+    def parts(self, q, evaluation):
+        g0, h = super().parts(q, evaluation).vectors()
+        return Vectors(q, g0, {"alpha": h["alpha"] + 2 * q.covariance(q.xp.mean(evaluation.df, axis=0))})
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnGradient(dcv.DoubleCV):
     """Double CV whose surrogate uses the gradients of all samples, the current one's too."""
 
-    def linear_parts(self, q, evaluation):
+    def parts(self, q, evaluation):
         mean = q.xp.broadcast_to(q.xp.mean(evaluation.df, axis=0), evaluation.df.shape)
-        return super().linear_parts(q, dataclasses.replace(evaluation, df=mean))
+        return super().parts(q, dataclasses.replace(evaluation, df=mean))
 
 
 @dataclasses.dataclass(frozen=True)
 class SquareNotCorrected(dcv.QuadraticDoubleCV):
     """The quadratic form without its second correction."""
 
-    def linear_parts(self, q, evaluation):
-        g0, h = super().linear_parts(q, evaluation)
+    def parts(self, q, evaluation):
+        g0, h = super().parts(q, evaluation).vectors()
         n = q.dot(evaluation.df, q.covariance(evaluation.df))
         dropped = q.xp.mean(q.weigh(1 / n, q.third_moment(evaluation.df)), axis=0)
-        return g0, h | {"current_square": h["current_square"] + dropped}
+        return Vectors(q, g0, h | {"current_square": h["current_square"] + dropped})
 
 
 @dataclasses.dataclass(frozen=True)

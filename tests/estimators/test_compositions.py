@@ -16,6 +16,7 @@ from doublecv.diagnostics import exact_gradient, exact_moments, optimal_coeffici
 from doublecv.estimators import Evaluation, make
 from doublecv.estimators.disarm import leave_pair_out
 from doublecv.estimators.leave_one_out import leave_one_out
+from doublecv.estimators.parts import Vectors
 from doublecv.jax import expect
 from noise_quadrature import estimate_at, full_mean, given_noise, quadrature_mean
 from problems import linear, make_logits, make_problem, network
@@ -83,20 +84,20 @@ def test_a_linear_f_leaves_no_variance(name):
 class PartnerKept(dcv.DoubleCV):
     """Antithetic pairs whose surrogate leaves out the sample alone, and keeps the gradient at its partner."""
 
-    def linear_parts(self, q, evaluation):
-        g0, _ = super().linear_parts(q, evaluation)
+    def parts(self, q, evaluation):
+        g0, _ = super().parts(q, evaluation).vectors()
         b = q.dot(leave_one_out(evaluation.df), q.score(evaluation.x))
         h = dcv.DisARM(self.samples).gradient(q, Evaluation(evaluation.x, b), {})
-        return g0, {"alpha": h - q.covariance(evaluation.df.mean(0))}
+        return Vectors(q, g0, {"alpha": h - q.covariance(evaluation.df.mean(0))})
 
 
 @dataclasses.dataclass(frozen=True)
 class Uncorrected(dcv.DoubleCV):
     """The estimate of f + alpha b alone."""
 
-    def linear_parts(self, q, evaluation):
-        g0, h = super().linear_parts(q, evaluation)
-        return g0, {"alpha": h["alpha"] + self._surrogate(q, evaluation, q.score(evaluation.x))[1]}
+    def parts(self, q, evaluation):
+        g0, h = super().parts(q, evaluation).vectors()
+        return Vectors(q, g0, {"alpha": h["alpha"] + self._surrogate(q, evaluation, q.score(evaluation.x))[1]})
 
 
 @pytest.mark.parametrize(
@@ -190,18 +191,18 @@ def test_unbiased_by_quadrature_for_categorical(x64):
 class CorrectionAdded(dcv.DoubleCV):
     """The reparameterised gradient with the wrong sign."""
 
-    def linear_parts(self, q, evaluation):
-        return super().linear_parts(q, dataclasses.replace(evaluation, dcontrol=-evaluation.dcontrol))
+    def parts(self, q, evaluation):
+        return super().parts(q, dataclasses.replace(evaluation, dcontrol=-evaluation.dcontrol))
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnBaseline(dcv.DoubleCV):
     """A baseline of all samples, the current one's too."""
 
-    def linear_parts(self, q, evaluation):
-        g0, h = super().linear_parts(q, evaluation)
+    def parts(self, q, evaluation):
+        g0, h = super().parts(q, evaluation).vectors()
         shrunk = (self.samples - 1) / self.samples
-        return shrunk * g0, h
+        return Vectors(q, shrunk * g0, h)
 
 
 @pytest.mark.parametrize("mutant", [CorrectionAdded, OwnBaseline])

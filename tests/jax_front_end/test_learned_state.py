@@ -33,7 +33,7 @@ def test_descent_with_rate_one_hundredth_is_the_exponential_average(estimator):
     coefficients = as_arrays(make_coefficients(estimator, 0.5))
     gradient = jax.grad(loss, argnums=1)(LOGITS, coefficients, estimator, KEY)["moments"]
     evaluation = estimate(PROBLEM.f, dcv.Bernoulli(jnp.asarray(LOGITS)), estimator, coefficients, KEY).evaluation
-    g0, h = estimator.linear_parts(dcv.Bernoulli(jnp.asarray(LOGITS)), evaluation)
+    g0, h = estimator.parts(dcv.Bernoulli(jnp.asarray(LOGITS)), evaluation).vectors()
     parts = jnp.stack([g0, *h.values()]).reshape(1 + len(h), -1)
     new = parts @ parts.T / g0.size
     descent = optax.sgd(0.01)

@@ -83,7 +83,7 @@ def optimal_alpha(
 
 def _parts(estimator: LinearEstimator, q: Distribution, evaluation: Evaluation) -> list[Array]:
     """g0 and every h_i of g = g0 + sum_i c_i h_i."""
-    g0, h = estimator.linear_parts(q, evaluation)
+    g0, h = estimator.parts(q, evaluation).vectors()
     return [g0, *h.values()]
 
 

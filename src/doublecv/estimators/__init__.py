@@ -9,6 +9,7 @@ from doublecv.estimators.double_cv import DoubleCV
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import LinearEstimator
 from doublecv.estimators.muprop import MuProp
+from doublecv.estimators.parts import Parts, Vectors, WeightedScores
 from doublecv.estimators.quadratic_double_cv import QuadraticDoubleCV
 from doublecv.estimators.rebar import Rebar
 from doublecv.estimators.registry import make, names, register
@@ -50,6 +51,7 @@ __all__ = [
     "Evaluation",
     "LinearEstimator",
     "MuProp",
+    "Parts",
     "QuadraticDoubleCV",
     "RStar",
     "Rebar",
@@ -57,6 +59,8 @@ __all__ = [
     "Relax",
     "Rodeo",
     "Surrogate",
+    "Vectors",
+    "WeightedScores",
     "make",
     "names",
     "register",

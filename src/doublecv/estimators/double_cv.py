@@ -16,6 +16,7 @@ from doublecv.estimators.disarm import antithetic_gradient, leave_pair_out
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.leave_one_out import leave_one_out
 from doublecv.estimators.linear import LinearEstimator
+from doublecv.estimators.parts import Vectors
 from doublecv.estimators.rebar import conditional_control, relaxed_points, reparameterised_gradient
 
 if TYPE_CHECKING:
@@ -164,9 +165,7 @@ class DoubleCV(LinearEstimator):
         """r at z and z~, for the concrete surrogate."""
         return f(relax(q, relaxed_points(q, noise, x), {"log_temperature": log(self.temperature)}))
 
-    def linear_parts(
-        self, q: Distribution, evaluation: Evaluation
-    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
+    def parts(self, q: Distribution, evaluation: Evaluation) -> Vectors:
         """g0 = estimate(f) and h = estimate(b) - c, with the estimate that the coupling has: RLOO, DisARM or ARMS."""
         x, score = evaluation.x, q.score(evaluation.x)
         b, c = self._surrogate(q, evaluation, score)
@@ -189,7 +188,7 @@ class DoubleCV(LinearEstimator):
                 h = -average(leave_one_out(b))
             case "both":
                 h = estimate(b) - c
-        return estimate(evaluation.f), {"alpha": h}
+        return Vectors(q, estimate(evaluation.f), {"alpha": h})
 
     def _surrogate(
         self, q: Distribution, evaluation: Evaluation, score: Float[Array, "K *logits"]

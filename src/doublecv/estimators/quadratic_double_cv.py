@@ -12,6 +12,7 @@ from doublecv.distributions import Distribution
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.leave_one_out import leave_one_out
 from doublecv.estimators.linear import Learning, LinearEstimator
+from doublecv.estimators.parts import WeightedScores
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -61,35 +62,30 @@ class QuadraticDoubleCV(LinearEstimator):
         names = ("current", "current_square", "crossed", "crossed_square", "own", "own_scaled", "own_square")
         return dict.fromkeys(names if self.samples == 2 else (*names, "others", "others_square"), 0.0)
 
-    def linear_parts(
-        self, q: Distribution, evaluation: Evaluation
-    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
+    def parts(self, q: Distribution, evaluation: Evaluation) -> WeightedScores:
         """g0, which is RLOO, and the control variate of each coefficient."""
         assert evaluation.df is not None, "the evaluation was checked"
         xp, f, G, score = q.xp, evaluation.f, evaluation.df, q.score(evaluation.x)
         n = q.dot(G, q.covariance(G))
         N = n + float(xp.finfo(n.dtype).smallest_normal) ** 0.5
-        P = q.dot(G[None], score[:, None])
+        P = q.dots(score, G)
         Q = (P**2 - n) / N
         of_P, of_Q = _sums(P), _sums(Q)
-
-        def average(weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
-            return sum_over_samples(q.weigh(weight, score)) / self.samples
-
         mean_G = sum_over_samples(G) / self.samples
         mean_T = sum_over_samples(q.weigh(1 / N, q.third_moment(G))) / self.samples
-        parts = {
-            "current": average(of_P.current) - q.covariance(mean_G),
-            "current_square": average(of_Q.current) - mean_T,
-            "crossed": average(of_P.crossed),
-            "crossed_square": average(of_Q.crossed),
-            "own": average(leave_one_out(of_P.own)),
-            "own_scaled": average(leave_one_out(of_P.own / xp.sqrt(N))),
-            "own_square": average(leave_one_out(of_Q.own)),
+        weights = {
+            "current": of_P.current,
+            "current_square": of_Q.current,
+            "crossed": of_P.crossed,
+            "crossed_square": of_Q.crossed,
+            "own": leave_one_out(of_P.own),
+            "own_scaled": leave_one_out(of_P.own / xp.sqrt(N)),
+            "own_square": leave_one_out(of_Q.own),
         }
         if self.samples > 2:
-            parts |= {"others": average(of_P.others), "others_square": average(of_Q.others)}
-        return average(f - leave_one_out(f)), parts
+            weights |= {"others": of_P.others, "others_square": of_Q.others}
+        corrections = {"current": q.covariance(mean_G), "current_square": mean_T}
+        return WeightedScores(q, score, f - leave_one_out(f), weights, corrections)
 
 
 class _Sums(NamedTuple):

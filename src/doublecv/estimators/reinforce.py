@@ -9,6 +9,7 @@ from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import LinearEstimator
+from doublecv.estimators.parts import Vectors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -46,11 +47,9 @@ class Reinforce(LinearEstimator):
         """The baseline c, where it is learned."""
         return {"baseline": 0.0} if self.learned_baseline else {}
 
-    def linear_parts(
-        self, q: Distribution, evaluation: Evaluation
-    ) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
+    def parts(self, q: Distribution, evaluation: Evaluation) -> Vectors:
         """g0 = 1/K sum_k f_k s_k and h = -1/K sum_k s_k."""
         g0 = score_gradient(q, evaluation.x, evaluation.f)
         if not self.learned_baseline:
-            return g0, {}
-        return g0, {"baseline": -score_gradient(q, evaluation.x, q.xp.ones_like(evaluation.f))}
+            return Vectors(q, g0, {})
+        return Vectors(q, g0, {"baseline": -score_gradient(q, evaluation.x, q.xp.ones_like(evaluation.f))})

@@ -234,7 +234,7 @@ def _measure(
         if not optimum_from_draws:
             return found.gradient, ()
         assert isinstance(estimator, LinearEstimator)
-        g0, parts = estimator.linear_parts(q, found.evaluation)
+        g0, parts = estimator.parts(q, found.evaluation).vectors()
         return found.gradient, (-g0 @ parts["alpha"], parts["alpha"] @ parts["alpha"])
 
     numbers_a_draw = max(1, int(np.prod(estimator.noise_shape(q))))

@@ -49,7 +49,7 @@ class Rule:
         estimator = self.estimator
         with formulas(q):
             if learned and isinstance(estimator, LinearEstimator) and not estimator.averaged:
-                return self._from_parts(q, *estimator.linear_parts(q, evaluation), coefficients, weight)
+                return self._from_parts(q, *estimator.parts(q, evaluation).vectors(), coefficients, weight)
             with torch.set_grad_enabled(bool(learned)):
                 gradient, loss = estimator.gradient_and_loss(q, evaluation, coefficients, weight)
             held = gradient.detach()

@@ -9,7 +9,7 @@ import doublecv as dcv
 from doublecv import estimators
 from doublecv.diagnostics import optimal_coefficients
 from doublecv.diagnostics.exact import enumerate_outcomes
-from doublecv.estimators import Evaluation, LinearEstimator
+from doublecv.estimators import Evaluation, LinearEstimator, linear
 from doublecv.estimators.linear import least_variance
 from problems import make_coefficients, make_logits, make_problem
 
@@ -40,20 +40,24 @@ def test_the_parts_have_the_coefficients_names_and_sum_up(name, family):
     if family not in estimator.families:
         pytest.skip("for Bernoulli alone")
     q, evaluation = drawn(estimator, family)
-    g0, h = estimator.linear_parts(q, evaluation)
+    g0, h = estimator.parts(q, evaluation).vectors()
     assert h.keys() == estimator.starts().keys()
     coefficients = make_coefficients(estimator, 0.3)
+    if not estimator.averaged:
+        coefficients = {coefficient: 0.3 + place for place, coefficient in enumerate(coefficients)}
     numbers = estimator.numbers(coefficients)
     assert numbers.keys() == h.keys()
     wanted = g0 + sum(numbers[coefficient] * h[coefficient] for coefficient in h)
-    np.testing.assert_allclose(estimator.gradient(q, evaluation, coefficients), wanted, rtol=1e-12)
+    for order in (list(coefficients), sorted(coefficients), sorted(coefficients, reverse=True)):
+        ordered = {coefficient: coefficients[coefficient] for coefficient in order}
+        np.testing.assert_allclose(estimator.gradient(q, evaluation, ordered), wanted, rtol=1e-11)
 
 
 @pytest.mark.parametrize("estimator", [dcv.DoubleCV(2), dcv.QuadraticDoubleCV(3), dcv.Reinforce(2, True)], ids=str)
 def test_exact_moments_give_the_coefficients_of_least_variance(estimator):
     problem, q = make_problem("network", dcv.Bernoulli), dcv.Bernoulli(logits=make_logits(dcv.Bernoulli))
     outcomes = enumerate_outcomes(estimator, problem.f, q, problem.df)
-    g0, h = estimator.linear_parts(outcomes.q, outcomes.evaluation)
+    g0, h = estimator.parts(outcomes.q, outcomes.evaluation).vectors()
     parts = [g0, *h.values()]
     moments = np.array([[np.sum(outcomes.expectation(a * b)) for b in parts] for a in parts])
     best = optimal_coefficients(estimator, problem.f, q, df=problem.df)
@@ -76,7 +80,7 @@ def test_a_control_variate_that_was_never_seen_gets_the_coefficient_zero():
 def test_the_loss_is_half_the_squared_distance_to_this_steps_moments():
     estimator = dcv.DoubleCV(3, learning="moments")
     q, evaluation = drawn(estimator, dcv.Bernoulli)
-    g0, h = estimator.linear_parts(q, evaluation)
+    g0, h = estimator.parts(q, evaluation).vectors()
     weight = np.array([0.3, -0.1])
     share = np.array([0.75, 0.25])[:, None] / 3
     parts = np.stack([g0, h["alpha"]])
@@ -85,6 +89,44 @@ def test_the_loss_is_half_the_squared_distance_to_this_steps_moments():
         for size, counted in ((1.0, 0.4), (10.0, 1.0)):
             _, loss = estimator.gradient_and_loss(q, evaluation, {"moments": moments}, size * weight)
             np.testing.assert_allclose(loss, counted * np.sum((moments - new) ** 2) / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(40,), (5, 8), (16,), (17,)], ids=str)
+@pytest.mark.parametrize("estimator", [dcv.DoubleCV(2, learning="moments"), dcv.QuadraticDoubleCV(3)], ids=str)
+def test_a_large_batchs_moments_are_those_of_every_few_elements(estimator, batch, monkeypatch):
+    monkeypatch.setattr(linear, "ENOUGH_NUMBERS", 0)
+    generator = np.random.default_rng(0)
+    q = dcv.Bernoulli(logits=generator.normal(size=(*batch, 3)))
+    x = estimator.draw(q, generator.random(estimator.noise_shape(q)))
+    problem = make_problem("network", dcv.Bernoulli)
+    evaluation = Evaluation(x, problem.f(x), problem.df(x))
+    weight = generator.normal(size=batch)
+    size, moments = int(np.prod(batch)), make_coefficients(estimator, 0.5)
+    step = {40: 3, 16: 1, 17: 2}[size]
+    some = Evaluation(
+        x.reshape(-1, size, 3)[:, ::step],
+        evaluation.f.reshape(-1, size)[:, ::step],
+        evaluation.df.reshape(-1, size, 3)[:, ::step],
+    )
+    some_q, some_weight = dcv.Bernoulli(logits=q.logits.reshape(size, 3)[::step]), weight.reshape(size)[::step]
+    assert len(some_weight) <= 16
+    some_weight = some_weight / np.abs(some_weight).sum() * min(1, np.abs(weight).sum())
+    _, wanted = estimator.gradient_and_loss(some_q, some, moments, some_weight)
+    estimate, loss = estimator.gradient_and_loss(q, evaluation, moments, weight)
+    np.testing.assert_allclose(loss, wanted, rtol=1e-12)
+    np.testing.assert_array_equal(estimate, estimator.gradient(q, evaluation, moments))
+
+
+@pytest.mark.parametrize(
+    ("shape", "step"),
+    [
+        *[((200,), 1), ((0, 200), 1), ((16, 200), 1), ((17, 200), 2), ((100, 200), 7), ((10, 10, 200), 7)],
+        *[((100, 32), 1), ((101, 32), 2), ((1000, 2), 1), ((3200, 2), 2), ((64, 10**5), 4), ((5, 0), 1)],
+    ],
+    ids=str,
+)
+def test_which_elements_represent_a_batch(shape, step):
+    assert linear._step(dcv.Bernoulli(logits=np.zeros(shape))) == step
 
 
 @pytest.mark.parametrize("spoiled", ["nothing counts", "not finite"])
