@@ -25,7 +25,7 @@ Learning = Literal["gradient", "moments"]
 AVERAGE_RATE = 0.01
 """The rate of plain descent for coefficients that are running averages: how far they move to a step's value."""
 
-ENOUGH_ELEMENTS, ENOUGH_NUMBERS = 16, 3200
+ENOUGH_ELEMENTS, ENOUGH_NUMBERS = 8, 1600
 """A step's moments are taken from about so many elements of a larger batch, evenly spread; from more of them where they
 have fewer numbers together.
 
