@@ -9,7 +9,7 @@ import doublecv as dcv
 from doublecv import estimators
 from doublecv.diagnostics import optimal_coefficients
 from doublecv.diagnostics.exact import enumerate_outcomes
-from doublecv.estimators import Evaluation, LinearEstimator, linear
+from doublecv.estimators import Evaluation, LinearEstimator, Vectors, linear
 from doublecv.estimators.linear import least_variance
 from problems import make_coefficients, make_logits, make_problem
 
@@ -69,6 +69,44 @@ def test_exact_moments_give_the_coefficients_of_least_variance(estimator):
     # The ridge moves the solution, but hardly the variance, of which it is the minimum.
     assert variance(least_variance(moments)) <= variance(best.values()) * 1.01
     assert variance(best.values()) < 0.9 * moments[0, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reversed(dcv.QuadraticDoubleCV):
+    """The quadratic form, whose parts are stated in another order than its coefficients."""
+
+    def parts(self, q, evaluation):
+        parts = super().parts(q, evaluation)
+        return dataclasses.replace(parts, weights=dict(reversed(parts.weights.items())))
+
+
+def test_parts_belong_to_coefficients_by_name():
+    problem, q = make_problem("network", dcv.Bernoulli), dcv.Bernoulli(logits=make_logits(dcv.Bernoulli))
+    stated, reversed_ = dcv.QuadraticDoubleCV(3), Reversed(3)
+    coefficients = make_coefficients(stated, 0.5)
+    evaluation = drawn(stated, dcv.Bernoulli)[1]
+    for one, other in zip(
+        stated.gradient_and_loss(q, evaluation, coefficients, np.ones(2)),
+        reversed_.gradient_and_loss(q, evaluation, coefficients, np.ones(2)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+    best, other_best = (optimal_coefficients(one, problem.f, q, df=problem.df) for one in (stated, reversed_))
+    np.testing.assert_allclose([other_best[name] for name in best], list(best.values()), rtol=1e-6)
+
+
+def test_the_parts_of_some_elements_are_parts_too():
+    estimator = dcv.QuadraticDoubleCV(3)
+    q = dcv.Bernoulli(logits=np.random.default_rng(0).normal(size=(4, 6, 3)))
+    problem = make_problem("network", dcv.Bernoulli)
+    x = estimator.draw(q, np.random.default_rng(1).random(estimator.noise_shape(q)))
+    parts = estimator.parts(q, Evaluation(x, problem.f(x), problem.df(x)))
+    for stated in (parts, Vectors(q, *parts.vectors())):
+        some = stated.every(2).every(3)
+        assert some.q.batch_shape == (4,)
+        np.testing.assert_array_equal(some.q.logits, q.logits.reshape(24, 3)[::6])
+        whole, found = stated.stacked(estimator.starts()), some.stacked(estimator.starts())
+        np.testing.assert_allclose(found, whole.reshape(-1, 24, 3)[:, ::6], rtol=1e-14)
 
 
 def test_a_control_variate_that_was_never_seen_gets_the_coefficient_zero():

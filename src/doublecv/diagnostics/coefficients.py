@@ -11,7 +11,7 @@ from doublecv.arrays import Array
 from doublecv.diagnostics.drawn import mean_over_draws
 from doublecv.diagnostics.exact import enumerate_outcomes
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator, Evaluation, LinearEstimator
+from doublecv.estimators import Estimator, LinearEstimator
 
 if TYPE_CHECKING:
     from jaxtyping import Float, PRNGKeyArray
@@ -50,7 +50,7 @@ def optimal_coefficients(
         return {}
     if key is None:
         outcomes = enumerate_outcomes(estimator, f, q, df)
-        parts = _parts(estimator, outcomes.q, outcomes.evaluation)
+        parts = estimator.parts(outcomes.q, outcomes.evaluation).stacked(names)
         products = np.array([[float(q.xp.sum(outcomes.expectation(a * b))) for b in parts] for a in parts])
     elif draws is None:
         raise ValueError("draws is None, but a key was given: say how many draws the means are over")
@@ -81,21 +81,14 @@ def optimal_alpha(
     return optimal_coefficients(estimator, f, q, key, draws, df)["alpha"]
 
 
-def _parts(estimator: LinearEstimator, q: Distribution, evaluation: Evaluation) -> list[Array]:
-    """g0 and every h_i of g = g0 + sum_i c_i h_i."""
-    g0, h = estimator.parts(q, evaluation).vectors()
-    return [g0, *h.values()]
-
-
 def _drawn_products(
     estimator: LinearEstimator, f: Callable[[Array], Array], q: Distribution
 ) -> Callable[[Any], Float[Array, "parts parts"]]:
-    import jax.numpy as jnp
-
     from doublecv.jax import estimate
 
     def products(key: Any) -> Any:
-        parts = jnp.stack(_parts(estimator, q, estimate(f, q, estimator, estimator.coefficients(), key).evaluation))
+        evaluation = estimate(f, q, estimator, estimator.coefficients(), key).evaluation
+        parts = estimator.parts(q, evaluation).stacked(estimator.starts())
         flat = parts.reshape(len(parts), -1)
         return flat @ flat.T
 

@@ -57,9 +57,9 @@ class LinearEstimator(Estimator):
         learning: "gradient": the coefficients are learned by descent along the gradient of the squared estimate, as
             the paper learns alpha. "moments": they are the solution of the equation above, with running averages of
             E[h h^T] and E[h g0] over earlier steps; those averages are then what an optimiser is handed in their place,
-            as one matrix "moments", whose gradient is the matrix minus this step's; some of its elements stand there
-            for a large batch. So plain gradient descent with rate 0.01 IS the exponential average with decay 0.99, and
-            no other optimiser will do.
+            as one matrix "moments", whose gradient is the matrix minus this step's. So plain gradient descent with
+            rate 0.01 IS the exponential average with decay 0.99, and no other optimiser will do. The moments of a large
+            batch are taken from some of its elements.
     """
 
     learning: Learning = field(default="gradient", kw_only=True)
@@ -164,9 +164,8 @@ def _moments(
     total = xp.sum(weight)
     any_counts = total > 0
     share = weight / (xp.where(any_counts, total, xp.ones_like(total)) * max(1, event_size(q)))
-    g0, h = parts.vectors()
-    rooted = q.weigh(xp.sqrt(share), xp.astype(xp.stack([g0, *(h[name] for name in names)]), before.dtype))
-    flat = xp.reshape(rooted, (1 + len(names), -1))
+    rooted = q.weigh(xp.sqrt(share), xp.astype(parts.stacked(names), before.dtype))
+    flat = xp.reshape(rooted, (rooted.shape[0], -1))
     new = matrix_product(flat, flat.T)
     return xp.where(any_counts & xp.all(xp.isfinite(new)), new, before)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, final
 
 from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
@@ -37,6 +37,12 @@ class Parts(ABC):
     def every(self, step: int) -> Self:
         """The parts of every `step`-th element of the batch."""
 
+    @final
+    def stacked(self, names: Iterable[str]) -> Float[Array, "1+n *logits"]:
+        """g0, and h in the order of the names."""
+        g0, h = self.vectors()
+        return self.q.xp.stack([g0, *(h[name] for name in names)])
+
 
 @dataclass(frozen=True)
 class Vectors(Parts):
@@ -62,7 +68,7 @@ class Vectors(Parts):
         """The parts of every `step`-th element of the batch."""
         q, event_shape = self.q, self.q.event_shape
         h = {name: every(q, step, part, event_shape) for name, part in self.h.items()}
-        return replace(self, g0=every(q, step, self.g0, event_shape), h=h)
+        return replace(self, q=_every(q, step), g0=every(q, step, self.g0, event_shape), h=h)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class WeightedScores(Parts):
         q, event_shape = self.q, self.q.event_shape
         return replace(
             self,
+            q=_every(q, step),
             score=every(q, step, self.score, event_shape),
             weight_of_g0=every(q, step, self.weight_of_g0),
             weights={name: every(q, step, weight) for name, weight in self.weights.items()},
@@ -119,3 +126,7 @@ def every(
     leading = tuple(v.shape)[: v.ndim - axes_behind]
     flat = q.xp.reshape(v, (*leading, prod(q.batch_shape), *trailing))
     return flat[(..., slice(None, None, step), *(slice(None),) * len(trailing))]
+
+
+def _every(q: Distribution, step: int) -> Distribution:
+    return type(q)(logits=every(q, step, q.logits, q.event_shape))

@@ -84,8 +84,7 @@ def best_coefficients(
 
     def one_more(products: Any, key: Any) -> tuple[Any, None]:
         evaluation = estimate(f, q, estimator, estimator.coefficients(), key).evaluation
-        g0, h = estimator.parts(q, evaluation).vectors()
-        flat = jnp.stack([g0, *h.values()]).reshape(1 + len(names), -1)
+        flat = estimator.parts(q, evaluation).stacked(names).reshape(1 + len(names), -1)
         return products + flat @ flat.T / draws, None
 
     nothing = jnp.zeros((len(names) + 1, len(names) + 1))
