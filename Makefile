@@ -21,7 +21,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 bench: .venv/installed
-	$(BIN)/python -m doublecv.lab.bench
+	$(BIN)/python -m doublecv.lab.bench.command
 
 # A fresh environment: the pages' cells run on code that may have changed.
 docs: .venv/installed

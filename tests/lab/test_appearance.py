@@ -1,8 +1,8 @@
 """Every estimator has a look of its own."""
 
 from doublecv.estimators import names
-from doublecv.lab import appearance as module
-from doublecv.lab.appearance import appearance
+from doublecv.lab.common import style as module
+from doublecv.lab.common.style import appearance
 
 
 def test_registered_estimators_are_told_apart():

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from doublecv import estimators
-from doublecv.lab import bench_timing
-from doublecv.lab.bench import NOT_TIMED, BenchSettings, _chosen, main, measure
-from doublecv.lab.bench_timing import WARM_UP, Timing, time_interleaved
-from doublecv.lab.errors import InputError
+from doublecv.lab.bench import timing as bench_timing
+from doublecv.lab.bench.command import NOT_TIMED, BenchSettings, _chosen, main, measure
+from doublecv.lab.bench.timing import WARM_UP, Timing, time_interleaved
+from doublecv.lab.common.errors import InputError
 
 
 class Clock:

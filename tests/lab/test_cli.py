@@ -158,7 +158,7 @@ def test_without_a_folder_the_table_is_printed_and_nothing_written(capsys, tmp_p
 
 
 def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path):
-    from doublecv.lab import run_folder
+    from doublecv.lab.common import run_folder
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -171,7 +171,7 @@ def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path):
 
 
 def test_interrupt_is_one_line(capsys, monkeypatch):
-    from doublecv.lab import toy_command
+    from doublecv.lab.toy import command as toy_command
 
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from doublecv import estimators
-from doublecv.lab import cli, frozen, train
-from doublecv.lab.frozen import Measurement, measurable, measure
-from doublecv.lab.variance_command import tables
+from doublecv.lab import cli
+from doublecv.lab.train import run as train
+from doublecv.lab.variance import at_checkpoint as frozen
+from doublecv.lab.variance.at_checkpoint import Measurement, measurable, measure
+from doublecv.lab.variance.command import tables
 
 SETTINGS = train.TrainSettings(latents=12, batch=20, steps=40, evaluate_every=40, bound_samples=2)
 

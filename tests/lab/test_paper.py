@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from doublecv import estimators
-from doublecv.lab import paper
-from doublecv.lab.targets import OF_TABLE
+from doublecv.lab.report import paper
+from doublecv.lab.sweep.targets import OF_TABLE
 
 ESTIMATORS = {
     "RLOO": "rloo",

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from doublecv.lab.errors import InputError
-from doublecv.lab.run_folder import claim, write_config
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.run_folder import claim, write_config
 
 SETTINGS = {"dimension": 200, "estimators": ["rloo", "disarm"]}
 

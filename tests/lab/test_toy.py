@@ -8,13 +8,13 @@ import pytest
 import doublecv as dcv
 from doublecv.estimators import names
 from doublecv.jax import estimate
-from doublecv.lab import toy_moments
-from doublecv.lab.errors import InputError
-from doublecv.lab.toy import ToySettings, record_iterations, run
-from doublecv.lab.toy_moments import exact_optimal_alpha
-from doublecv.lab.toy_problem import ToyProblem
-from doublecv.lab.toy_settings import PAPER
-from doublecv.lab.toy_table import summarise
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.toy import exact as toy_moments
+from doublecv.lab.toy.exact import exact_optimal_alpha
+from doublecv.lab.toy.problem import ToyProblem
+from doublecv.lab.toy.run import ToySettings, record_iterations, run
+from doublecv.lab.toy.settings import PAPER
+from doublecv.lab.toy.table import summarise
 from problems import samples_for
 
 HALVES = ("double-cv", "double-cv-current", "double-cv-others", "r-star")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from doublecv.lab.toy import Curves, ToyResults, ToySettings
-from doublecv.lab.toy_figures import write_figures, write_overview
+from doublecv.lab.toy.figures import write_figures, write_overview
+from doublecv.lab.toy.run import Curves, ToyResults, ToySettings
 
 CURVES = ("variance", "objective", "mean-probability")
 

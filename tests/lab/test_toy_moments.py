@@ -8,9 +8,9 @@ import pytest
 import doublecv as dcv
 from doublecv.diagnostics import exact_moments, optimal_alpha
 from doublecv.estimators import make, names
-from doublecv.lab import toy_moments
-from doublecv.lab.toy_moments import exact_optimal_alpha, exact_variance, has_exact_variance
-from doublecv.lab.toy_problem import ToyProblem
+from doublecv.lab.toy import exact as toy_moments
+from doublecv.lab.toy.exact import exact_optimal_alpha, exact_variance, has_exact_variance
+from doublecv.lab.toy.problem import ToyProblem
 
 PROBLEM = ToyProblem()
 

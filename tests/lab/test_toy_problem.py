@@ -6,7 +6,7 @@ import pytest
 
 import doublecv as dcv
 from doublecv.diagnostics.exact import exact_gradient, support
-from doublecv.lab.toy_problem import ToyProblem
+from doublecv.lab.toy.problem import ToyProblem
 
 PROBLEM = ToyProblem(target=0.3)
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from doublecv import __version__
-from doublecv.lab.errors import InputError
+from doublecv.lab.common.errors import InputError
 
 
 class Command(NamedTuple):
@@ -23,8 +23,8 @@ class Command(NamedTuple):
 COMMANDS = {
     "toy": Command(
         "the paper's toy problem: variance and learning curves",
-        arguments="doublecv.lab.toy_arguments:ToyArguments",
-        main="doublecv.lab.toy_command:main",
+        arguments="doublecv.lab.toy.arguments:ToyArguments",
+        main="doublecv.lab.toy.command:main",
     ),
     "data": Command(
         "the image sets: where each was found and whether it is intact",
@@ -33,28 +33,28 @@ COMMANDS = {
     ),
     "train": Command(
         "variational autoencoders with discrete latents on images",
-        arguments="doublecv.lab.train_arguments:TrainArguments",
-        main="doublecv.lab.train_command:main",
+        arguments="doublecv.lab.train.arguments:TrainArguments",
+        main="doublecv.lab.train.command:main",
     ),
     "variance": Command(
         "the variance of every estimator at the parameters of trained models",
-        arguments="doublecv.lab.variance_arguments:VarianceArguments",
-        main="doublecv.lab.variance_command:main",
+        arguments="doublecv.lab.variance.arguments:VarianceArguments",
+        main="doublecv.lab.variance.command:main",
     ),
     "bench": Command(
         "milliseconds a training step, for every estimator",
-        arguments="doublecv.lab.bench:BenchSettings",
-        main="doublecv.lab.bench:main",
+        arguments="doublecv.lab.bench.command:BenchSettings",
+        main="doublecv.lab.bench.command:main",
     ),
     "reproduce": Command(
         "the paper's tables and figures: all their runs, on this machine or on a cluster",
-        arguments="doublecv.lab.reproduce_arguments:ReproduceArguments",
-        main="doublecv.lab.reproduce_command:main",
+        arguments="doublecv.lab.sweep.arguments:ReproduceArguments",
+        main="doublecv.lab.sweep.command:main",
     ),
     "report": Command(
         "the results of reproduce beside the paper's: a page to look at, and tables",
-        arguments="doublecv.lab.report_arguments:ReportArguments",
-        main="doublecv.lab.report_command:main",
+        arguments="doublecv.lab.report.arguments:ReportArguments",
+        main="doublecv.lab.report.command:main",
     ),
 }
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from doublecv.lab.toy_command import run_with_progress as run_toy
-from doublecv.lab.toy_figures import write_overview as write_toy_overview
-from doublecv.lab.toy_settings import ToySettings
-from doublecv.lab.toy_table import table as toy_table
-from doublecv.lab.train_command import run_with_progress as run_training
-from doublecv.lab.train_figures import write_overview as write_training_overview
-from doublecv.lab.train_folder import Plan
-from doublecv.lab.train_settings import TrainSettings
-from doublecv.lab.train_table import table as training_table
+from doublecv.lab.toy.command import run_with_progress as run_toy
+from doublecv.lab.toy.figures import write_overview as write_toy_overview
+from doublecv.lab.toy.settings import ToySettings
+from doublecv.lab.toy.table import table as toy_table
+from doublecv.lab.train.command import run_with_progress as run_training
+from doublecv.lab.train.figures import write_overview as write_training_overview
+from doublecv.lab.train.folder import Plan
+from doublecv.lab.train.settings import TrainSettings
+from doublecv.lab.train.table import table as training_table
 
 FOLDER = Path("demo")
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import NAMES, load
 from doublecv.lab.data import digits as digits_module
-from doublecv.lab.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import shutil
 import pytest
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.content import BrokenFile
 from doublecv.lab.data.datasets import FASHION_MNIST, OMNIGLOT
 from doublecv.lab.data.find import cache_folder, find
-from doublecv.lab.errors import InputError
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from small_sets import idx, random_images
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.idx import read_images
-from doublecv.lab.errors import InputError
 
 
 @given(st.integers(0, 5), st.integers(1, 5), st.integers(1, 5))

@@ -7,8 +7,8 @@ import pytest
 from scipy.io import savemat
 from small_sets import random_images
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.omniglot import read_chardata, read_npz
-from doublecv.lab.errors import InputError
 
 
 def chardata(**variables):

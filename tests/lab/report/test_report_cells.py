@@ -3,10 +3,10 @@
 import pytest
 from made_up_runs import made_up
 
-from doublecv.lab.errors import InputError
-from doublecv.lab.report_cells import Place, cell_tables
-from doublecv.lab.report_runs import Counted, Records
-from doublecv.lab.report_statistics import Estimate
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.report.cells import Place, cell_tables
+from doublecv.lab.report.runs import Counted, Records
+from doublecv.lab.report.statistics import Estimate
 
 PAPER = {
     Place("bernoulli", samples, dataset, "nonlinear", estimator): Estimate(mean, 0.3)

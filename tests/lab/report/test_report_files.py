@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 from tiny_sweep import SHIFT, STEPS, TinySweep
 
-from doublecv.lab import metrics, paper, report, report_toy, run_folder, sweep, toy
 from doublecv.lab.cli import main
-from doublecv.lab.report_content import content
-from doublecv.lab.report_curves import POINTS, VARIANCE, training_chart
-from doublecv.lab.report_html import _json
-from doublecv.lab.report_paper import paper_numbers
-from doublecv.lab.report_runs import gather
+from doublecv.lab.common import run_folder
+from doublecv.lab.report import paper, report
+from doublecv.lab.report import toy as report_toy
+from doublecv.lab.report.content import content
+from doublecv.lab.report.curves import POINTS, VARIANCE, training_chart
+from doublecv.lab.report.html import _json
+from doublecv.lab.report.paper_numbers import paper_numbers
+from doublecv.lab.report.runs import gather
+from doublecv.lab.sweep import sweep
+from doublecv.lab.toy import run as toy
+from doublecv.lab.train import metrics
 
 SCALE = "20 of the paper's 1,000,000 steps, 1 to 2 of 5 seeds"
 TOY_SCALE = "20 of the paper's 2,000 iterations, 2 seeds"

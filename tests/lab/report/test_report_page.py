@@ -3,7 +3,7 @@
 import pytest
 
 from chromium import PROGRAM, chromium
-from doublecv.lab import report
+from doublecv.lab.report import report
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed: the page is not tested")
 

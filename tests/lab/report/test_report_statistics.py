@@ -6,8 +6,8 @@ from math import sqrt
 import pytest
 from scipy.stats import kendalltau
 
-from doublecv.lab.report_captions import toy_scale, training_scale
-from doublecv.lab.report_statistics import Estimate, difference_in_standard_errors, estimate, order_agreement
+from doublecv.lab.report.captions import toy_scale, training_scale
+from doublecv.lab.report.statistics import Estimate, difference_in_standard_errors, estimate, order_agreement
 
 
 def ranked(**means):

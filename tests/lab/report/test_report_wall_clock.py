@@ -3,13 +3,13 @@
 import pytest
 from made_up_runs import made_up
 
-from doublecv.lab.report_cells import cell_tables
-from doublecv.lab.report_content import Content
-from doublecv.lab.report_curves import ELBO, training_chart
-from doublecv.lab.report_runs import Counted, Records
-from doublecv.lab.report_table import MINUS
-from doublecv.lab.report_timing import TimeCell, TimeTable
-from doublecv.lab.report_wall_clock import elbo_after, wall_clock_table
+from doublecv.lab.report.cells import cell_tables
+from doublecv.lab.report.content import Content
+from doublecv.lab.report.curves import ELBO, training_chart
+from doublecv.lab.report.runs import Counted, Records
+from doublecv.lab.report.table import MINUS
+from doublecv.lab.report.timing import TimeCell, TimeTable
+from doublecv.lab.report.wall_clock import elbo_after, wall_clock_table
 
 
 def times(samples, **milliseconds):

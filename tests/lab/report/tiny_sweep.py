@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from doublecv.lab import metrics, run_folder, sweep, toy_command, train
+from doublecv.lab.common import run_folder
 from doublecv.lab.data import Dataset
-from doublecv.lab.targets import CALLED
-from doublecv.lab.toy import ToySettings, run
-from doublecv.lab.train import TrainSettings
+from doublecv.lab.sweep import sweep
+from doublecv.lab.sweep.targets import CALLED
+from doublecv.lab.toy import command as toy_command
+from doublecv.lab.toy.run import ToySettings, run
+from doublecv.lab.train import metrics
+from doublecv.lab.train import run as train
+from doublecv.lab.train.run import TrainSettings
 
 STEPS = 20
 SHIFT = 0.5

@@ -11,7 +11,7 @@ import pytest
 from sweeps import ENVIRONMENT, SMALL, finish, in_the_middle, reproduce, runs, start, wait_until
 
 from doublecv.lab.cli import main
-from doublecv.lab.sweep import LOG
+from doublecv.lab.sweep.sweep import LOG
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 

@@ -9,8 +9,8 @@ import pytest
 from sweeps import ENVIRONMENT
 
 from doublecv.lab.cli import main
-from doublecv.lab.sweep_folder import cores, processor
-from doublecv.lab.targets import TARGETS
+from doublecv.lab.sweep.folder import cores, processor
+from doublecv.lab.sweep.targets import TARGETS
 
 
 def error_of(arguments, capsys):

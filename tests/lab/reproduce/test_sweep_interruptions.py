@@ -21,10 +21,10 @@ from sweeps import (
     wait_until_nothing_runs,
 )
 
-from doublecv.lab.errors import InputError
-from doublecv.lab.sweep import FAILURE, LOG, SweepRun
-from doublecv.lab.sweep_folder import begin, claimed, cores, plan
-from doublecv.lab.sweep_worker import carry_out, prepare, single_threaded
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.sweep.folder import begin, claimed, cores, plan
+from doublecv.lab.sweep.sweep import FAILURE, LOG, SweepRun
+from doublecv.lab.sweep.worker import carry_out, prepare, single_threaded
 
 SWEEP = ["table-k2-bernoulli", "--steps", "60", "--seeds", "1", *SMALL, "estimator=rloo,double-cv"]
 

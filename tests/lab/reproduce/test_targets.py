@@ -5,11 +5,12 @@ import json
 import pytest
 
 from doublecv import estimators
-from doublecv.lab import paper, sweep
-from doublecv.lab.errors import InputError
-from doublecv.lab.sweep_folder import begin, plan
-from doublecv.lab.targets import DATASETS, TARGETS, train_settings
-from doublecv.lab.train_settings import TrainSettings
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.report import paper
+from doublecv.lab.sweep import sweep
+from doublecv.lab.sweep.folder import begin, plan
+from doublecv.lab.sweep.targets import DATASETS, TARGETS, train_settings
+from doublecv.lab.train.settings import TrainSettings
 
 
 def planned(folder, *targets, steps=20_000, seeds=(1,), **only):

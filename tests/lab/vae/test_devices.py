@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from tiny_images import tiny_dataset, tiny_settings
 
-from doublecv.lab import train
 from doublecv.lab.cli import main
-from doublecv.lab.errors import InputError
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.train import run as train
 
 LENGTHS = ["--steps", "80", "--record-every", "4", "--evaluate-every", "40", "--checkpoint-every", "40"]
 RUN = [*LENGTHS, "--model", "linear", "--latents", "5", "--batch", "20", "--bound-samples", "3"]
@@ -117,8 +117,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doublecv.lab import training_step
-from doublecv.lab.devices import ONE, devices_for, provide
+from doublecv.lab.train import step as training_step
+from doublecv.lab.common.devices import ONE, devices_for, provide
 
 sys.path.insert(0, sys.argv[1])
 from tiny_images import tiny_dataset, tiny_settings

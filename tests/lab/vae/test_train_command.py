@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 from tiny_images import tiny_dataset, tiny_settings
 
-from doublecv.lab import train, train_folder
 from doublecv.lab.cli import main
-from doublecv.lab.errors import InputError
-from doublecv.lab.train_figures import write_overview
-from doublecv.lab.train_table import table
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.train import folder as train_folder
+from doublecv.lab.train import run as train
+from doublecv.lab.train.figures import write_overview
+from doublecv.lab.train.table import table
 
 SMALL = ["train", "--model", "linear", "--latents", "3", "--steps", "4", "--record-every", "2", "--bound-samples", "2"]
 
@@ -122,7 +123,7 @@ def test_a_run_that_blows_up_names_the_step_and_what_is_kept(tmp_path):
 
 def test_the_metrics_are_locked_while_a_run_goes_on(tmp_path):
     pytest.importorskip("fcntl")
-    from doublecv.lab.metrics import Metrics
+    from doublecv.lab.train.metrics import Metrics
 
     first = Metrics(tmp_path)
     with pytest.raises(InputError, match="another process is training in"):
@@ -132,7 +133,7 @@ def test_the_metrics_are_locked_while_a_run_goes_on(tmp_path):
 
 
 def test_metrics_that_were_cut_off(tmp_path):
-    from doublecv.lab.metrics import Metrics
+    from doublecv.lab.train.metrics import Metrics
 
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(InputError, match="has 12 bytes, and the checkpoint says 20: it was cut off"):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tiny_images import tiny_dataset, tiny_settings
 
-from doublecv.lab.errors import InputError
-from doublecv.lab.train import make_step
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.train.run import make_step
 
 
 def trained(settings, chunks, dataset=None, seeds=None):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
 
-from doublecv.lab.batches import observe, order_of_epoch
-from doublecv.lab.random_bits import GENERATOR, threefry
+from doublecv.lab.train.random_bits import GENERATOR, threefry
+from doublecv.lab.vae.batches import observe, order_of_epoch
 
 
 def test_the_rounds_are_those_of_jax():

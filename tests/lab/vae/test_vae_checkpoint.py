@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doublecv.lab import checkpoint
-from doublecv.lab.errors import InputError
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.train import checkpoint
 
 IDENTITY = {"data": "tiny", "samples": 2, "compare_variance": []}
 

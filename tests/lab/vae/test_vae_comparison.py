@@ -7,11 +7,11 @@ from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv import estimators
 from doublecv.diagnostics import compare
-from doublecv.lab.batches import observe
-from doublecv.lab.objective import elbo
-from doublecv.lab.training_step import start_coefficients
-from doublecv.lab.vae import VAE
-from doublecv.lab.variance_comparison import make_comparison
+from doublecv.lab.train.step import start_coefficients
+from doublecv.lab.vae.batches import observe
+from doublecv.lab.vae.model import VAE
+from doublecv.lab.vae.objective import elbo
+from doublecv.lab.variance.comparison import make_comparison
 
 NAMES = ("rloo", "double-cv", "disarm", "relax")
 

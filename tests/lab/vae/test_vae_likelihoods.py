@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from doublecv.lab.likelihoods import bernoulli_log_likelihood, gaussian_log_likelihood
+from doublecv.lab.vae.likelihoods import bernoulli_log_likelihood, gaussian_log_likelihood
 
 
 def drawn(pixels, scale=3.0):

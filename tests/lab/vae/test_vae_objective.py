@@ -9,9 +9,9 @@ import pytest
 from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.diagnostics import exact_gradient
-from doublecv.lab.evaluate import bounds
-from doublecv.lab.objective import elbo, log_prior
-from doublecv.lab.vae import VAE
+from doublecv.lab.train.evaluate import bounds
+from doublecv.lab.vae.model import VAE
+from doublecv.lab.vae.objective import elbo, log_prior
 
 FAMILIES = [{}, {"latent": "categorical", "categories": 3}]
 

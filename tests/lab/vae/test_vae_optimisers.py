@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from doublecv.lab import variance_tracker
-from doublecv.lab.optimisers import Adam, average
+from doublecv.lab.train import variance_tracker
+from doublecv.lab.train.optimizers import Adam, average
 
 
 def test_adam_takes_the_steps_of_its_definition():

@@ -3,7 +3,7 @@
 import numpy as np
 
 from doublecv.lab.data import Dataset
-from doublecv.lab.train_settings import TrainSettings
+from doublecv.lab.train.settings import TrainSettings
 
 
 def tiny_dataset(train=60, height=2, width=3):

@@ -6,8 +6,8 @@ import gzip
 import zlib
 from pathlib import Path
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.published import PublishedFile
-from doublecv.lab.errors import InputError
 
 GZIP_MAGIC = b"\x1f\x8b"
 

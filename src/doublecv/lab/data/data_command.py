@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.content import BrokenFile
 from doublecv.lab.data.datasets import SETS
 from doublecv.lab.data.digits import load_digits
 from doublecv.lab.data.find import cache_folder, find
 from doublecv.lab.data.loading import read
 from doublecv.lab.data.published import ImageSet
-from doublecv.lab.errors import InputError
 
 
 @dataclass(frozen=True)

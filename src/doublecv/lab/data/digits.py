@@ -6,8 +6,8 @@ import hashlib
 
 import numpy as np
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.dataset import Dataset, shuffled
-from doublecv.lab.errors import InputError
 
 TRAIN, VALIDATION, TEST = 1400, 197, 200
 LEVELS = 16

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.content import BrokenFile, is_packed, verified
 from doublecv.lab.data.published import PublishedFile
-from doublecv.lab.errors import InputError
 
 SECONDS_WITHOUT_A_BYTE = 30
 CHUNK_BYTES = 1 << 16

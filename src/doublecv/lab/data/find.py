@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.content import BrokenFile
 from doublecv.lab.data.published import Form, ImageSet, PublishedFile
-from doublecv.lab.errors import InputError
 
 VARIABLE = "DOUBLECV_DATA"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.content import BrokenFile, verified
 from doublecv.lab.data.dataset import Dataset, shuffled
 from doublecv.lab.data.datasets import SETS
@@ -15,7 +16,6 @@ from doublecv.lab.data.digits import load_digits
 from doublecv.lab.data.download import DownloadError, download
 from doublecv.lab.data.find import VARIABLE, Found, cache_folder, find, named_folders, stored
 from doublecv.lab.data.published import ImageSet
-from doublecv.lab.errors import InputError
 
 NAMES = ("digits", *SETS)
 

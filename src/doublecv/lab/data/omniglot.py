@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from doublecv.lab.errors import InputError
+from doublecv.lab.common.errors import InputError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, UInt8

@@ -1,0 +1,1 @@
+"""Parts that every program of the laboratory uses: errors, files, style, signals."""

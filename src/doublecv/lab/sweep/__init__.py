@@ -1,0 +1,1 @@
+"""Sweeps: the runs behind the paper's tables and figures."""

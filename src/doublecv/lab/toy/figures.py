@@ -1,0 +1,145 @@
+"""The paper's figures of the toy experiment: the median over the seeds, and a band from the least to the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from doublecv.lab.common.style import appearance
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jaxtyping import Float
+    from matplotlib.axes import Axes
+
+    from doublecv.lab.toy.run import Curves, ToyResults
+
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#666666",
+    "axes.labelcolor": "#222222",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "path",
+    # Without a fixed salt the names of an SVG's parts are new each time.
+    "svg.hashsalt": "doublecv",
+}
+
+
+class Panel(NamedTuple):
+    """One figure: which curve it shows, and how."""
+
+    name: str
+    label: str
+    curve: Callable[[Curves], Float[np.ndarray, "seeds records"]]
+    log: bool = False
+
+
+VARIANCE = Panel("variance", "gradient variance", lambda curves: curves.best_variance, log=True)
+OBJECTIVE = Panel("objective", r"objective $\mathrm{E}_q\, f(x)$", lambda curves: curves.objective)
+PROBABILITY = Panel("mean-probability", r"mean of $\sigma(\eta_i)$", lambda curves: curves.mean_probability)
+ALPHA = Panel("alpha", r"$\alpha$", lambda curves: curves.alpha)
+
+
+def write_figures(results: ToyResults, folder: Path) -> list[Path]:
+    """Each figure as PNG and SVG: the four curves, and the paper's Figure 1 of three of them side by side."""
+    with matplotlib.rc_context(STYLE):
+        figures = {panel.name: _single(results, panel) for panel in (VARIANCE, OBJECTIVE, PROBABILITY)}
+        if any(np.isfinite(curves.alpha).any() for curves in results.curves.values()):
+            figures[ALPHA.name] = _single(results, ALPHA)
+        figures["overview"] = _overview(results)
+        return [path for name, figure in figures.items() for path in _save(figure, folder, name)]
+
+
+def write_overview(results: ToyResults, path: Path) -> None:
+    """The paper's Figure 1 alone, as PNG."""
+    with matplotlib.rc_context(STYLE):
+        _overview(results).savefig(path, dpi=150)
+
+
+def _overview(results: ToyResults) -> Figure:
+    """Variance, objective and mean probability side by side."""
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    panels = (VARIANCE, OBJECTIVE, PROBABILITY)
+    for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        _draw(axes, results, panel)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
+    figure.suptitle(_title(results))
+    return figure
+
+
+def _single(results: ToyResults, panel: Panel) -> Figure:
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axes = figure.subplots()
+    _draw(axes, results, panel)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3 if max(map(len, labels)) < 16 else 2)
+    axes.set_title(_title(results))
+    return figure
+
+
+def _draw(axes: Axes, results: ToyResults, panel: Panel) -> None:
+    shown = {name: panel.curve(curves) for name, curves in results.curves.items()}
+    shown = {name: values for name, values in shown.items() if np.isfinite(values).any()}
+    for name, values in shown.items():
+        look = appearance(name)
+        least, largest = values.min(axis=0), values.max(axis=0)
+        axes.fill_between(results.iterations, least, largest, color=look.colour, alpha=0.18, linewidth=0)
+        axes.plot(
+            results.iterations,
+            np.median(values, axis=0),
+            color=look.colour,
+            linestyle=look.line,
+            label=_in_mathematics(look.label),
+        )
+    if panel is ALPHA:
+        _add_optimal_alpha(axes, results, shown)
+    if panel.log and any((values > 0).any() for values in shown.values()):
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=_floor(shown.values()))
+    axes.set_xlim(0, results.iterations[-1])
+    axes.set_xlabel("iteration")
+    axes.set_ylabel(panel.label)
+
+
+def _add_optimal_alpha(axes: Axes, results: ToyResults, shown: Iterable[str]) -> None:
+    for name in shown:
+        optimal = np.median(results.curves[name].optimal_alpha, axis=0)
+        axes.plot(results.iterations, optimal, color=appearance(name).colour, linestyle="dotted", linewidth=1.2)
+    axes.plot([], [], color="#666666", linestyle="dotted", linewidth=1.2, label=r"optimal $\alpha$")
+
+
+def _floor(curves: Iterable[Float[np.ndarray, "seeds records"]]) -> float:
+    """Where a logarithmic axis begins: under all values but the odd one that is 0 but for rounding."""
+    values = np.concatenate([curve.ravel() for curve in curves])
+    return float(np.quantile(values[values > 0], 0.01) / 3)
+
+
+def _title(results: ToyResults) -> str:
+    settings = results.settings
+    return f"toy problem, D = {settings.dimension}, K = {settings.samples}"
+
+
+def _in_mathematics(label: str) -> str:
+    return label.replace("x_k", "$x_k$").replace("x_j", "$x_j$").replace("R*", "R$^*$")
+
+
+def _save(figure: Figure, folder: Path, name: str) -> Iterable[Path]:
+    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    figure.savefig(png, dpi=150)
+    figure.savefig(svg, metadata={"Date": None})
+    return png, svg

@@ -1,0 +1,29 @@
+"""Minibatches inside the compiled program: a fresh order for each epoch, images gathered from bytes, binarised anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from doublecv.lab.common.devices import whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
+
+
+def order_of_epoch(key: PRNGKeyArray, epoch: Int[Array, ""] | int, images: int) -> Int[Array, "images"]:
+    """The order of the images in an epoch, a function of the key and the epoch alone."""
+    return jax.random.permutation(jax.random.fold_in(key, epoch), images)
+
+
+def observe(key: PRNGKeyArray, pixels: UInt8[Array, "*batch pixels"], likelihood: str) -> Float[Array, "*batch pixels"]:
+    """y from bytes: for Bernoulli drawn anew, 1 with probability byte / 255, for Gaussian the byte moved to [-1, 1].
+
+    16 random bits a pixel give its probability to 1 / 65536; bytes 0 and 255 are certain.
+    """
+    if likelihood == "gaussian":
+        return pixels.astype(jnp.float32) * (2 / 255) - 1
+    noise = whole(jax.random.bits(key, pixels.shape, jnp.uint16))
+    return (noise.astype(jnp.int32) * 255 < pixels.astype(jnp.int32) * 65536).astype(jnp.float32)

@@ -1,0 +1,54 @@
+"""A grid of images at the end of a run: data, their reconstructions, and samples of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from doublecv.lab.data import Dataset
+from doublecv.lab.vae.batches import observe
+from doublecv.lab.vae.model import VAE
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, PRNGKeyArray
+
+COLUMNS = 10
+ROWS_OF_SAMPLES = 4
+ENLARGED = 4
+"""Pixels of the picture for one of an image."""
+
+
+def write_pictures(path: Path, model: VAE, dataset: Dataset, likelihood: str, key: PRNGKeyArray) -> None:
+    """A PNG with test images, below each its reconstruction, and below these samples from the prior."""
+    from matplotlib.image import imsave
+
+    observe_key, posterior_key, prior_key = jax.random.split(key, 3)
+    y = observe(observe_key, jnp.asarray(dataset.test[:COLUMNS]), likelihood)
+    q = model.posterior(model.encoder(y))
+    reconstructions = _pixels(model, q.sample(jax.random.uniform(posterior_key, q.noise_shape)), likelihood)
+    prior = type(q)(logits=jnp.zeros((ROWS_OF_SAMPLES * COLUMNS, *q.event_shape)))
+    samples = _pixels(model, prior.sample(jax.random.uniform(prior_key, prior.noise_shape)), likelihood)
+    shown = (np.asarray(y) + 1) / 2 if likelihood == "gaussian" else np.asarray(y)
+    grid = _grid(np.concatenate([shown, reconstructions, samples]), dataset.height, dataset.width)
+    imsave(path, grid, cmap="gray", vmin=0, vmax=1)
+
+
+def _pixels(model: VAE, x: Any, likelihood: str) -> Float[np.ndarray, "images pixels"]:
+    """The mean of p(y | x), between 0 and 1."""
+    output = model.decode(x)
+    mean = (output + 1) / 2 if likelihood == "gaussian" else jax.nn.sigmoid(output)
+    pixels: np.ndarray = np.clip(np.asarray(mean), 0, 1)
+    return pixels
+
+
+def _grid(
+    images: Float[np.ndarray, "images pixels"], height: int, width: int
+) -> Float[np.ndarray, "grid_height grid_width"]:
+    rows = len(images) // COLUMNS
+    framed = np.pad(images.reshape(rows, COLUMNS, height, width), ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=0.5)
+    grid = framed.transpose(0, 2, 1, 3).reshape(rows * (height + 1), COLUMNS * (width + 1))
+    return grid.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)

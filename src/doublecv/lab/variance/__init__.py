@@ -1,0 +1,1 @@
+"""Variance of the estimators at the parameters of a trained model."""
