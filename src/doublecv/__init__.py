@@ -23,6 +23,7 @@ from doublecv.estimators import (
     RStar,
     Surrogate,
 )
+from doublecv.policy_gradient import advantages, pass_at_k, score_function_loss
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,9 @@ __all__ = [
     "Relax",
     "Rodeo",
     "Surrogate",
+    "advantages",
     "diagnostics",
     "estimators",
+    "pass_at_k",
+    "score_function_loss",
 ]
