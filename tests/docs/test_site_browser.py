@@ -5,12 +5,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+from browser import PHONE, WIDE
 
-from chromium import PROGRAM, chromium
-
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed: the site is not tested in it")
-
-PHONE = 390
+pytestmark = [pytest.mark.browser, pytest.mark.site]
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -28,25 +25,16 @@ def address(site):
         thread.join()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as page:
-        yield page
-
-
 @pytest.fixture
-def page(browser, address):
-    """A page on a wide screen; whatever a test did, nothing may have been asked of others and nobody complained to."""
-    browser.resize(1200)
-    browser.requests.clear()
-    browser.complaints.clear()
-    yield browser
-    assert [url for url in browser.requests if not url.startswith((f"{address}/", "data:"))] == []
-    assert browser.complaints == []
+def visit(pages, address):
+    """Open a page of the site by name; nothing may be requested from another host, and no page may complain."""
+    yield lambda name, width=WIDE: pages.open(f"{address}/{name}.html", width)
+    assert [url for url in pages.requests if not url.startswith((f"{address}/", "data:"))] == []
+    assert pages.complaints == []
 
 
 def typeset(page):
-    """Wait for the mathematics; how many formulas there are, how many are drawn, and how many are wrong."""
+    """Wait for the mathematics; return how many formulas there are, how many are drawn, and how many are wrong."""
     page.evaluate("window.MathJax ? MathJax.startup.promise.then(() => true) : true")
     return page.evaluate("""[
         document.querySelectorAll('.math').length,
@@ -71,65 +59,65 @@ def cut_off(page):
 
 
 def all_pages(site):
-    return sorted(str(path.relative_to(site)) for path in site.rglob("*.html") if "_static" not in path.parts)
+    return sorted(
+        str(path.relative_to(site).with_suffix("")) for path in site.rglob("*.html") if "_static" not in path.parts
+    )
 
 
-def test_every_page_renders_and_fits_a_phone(page, address, site):
+def test_every_page_renders_and_fits_a_phone(visit, site):
     formulas = {}
     for name in all_pages(site):
-        page.resize(1200)
-        page.open(f"{address}/{name}")
+        page = visit(name, width=PHONE)
         assert page.evaluate("document.querySelector('article').textContent.length") > 20, name
         there, drawn, wrong = typeset(page)
         assert drawn >= there, f"{name}: {drawn} of {there} formulas are drawn"
         assert wrong == 0, name
         formulas[name] = drawn
+        assert cut_off(page) == [], name
+        page.set_viewport_size({"width": WIDE, "height": 800})
         pictures = page.evaluate("[...document.querySelectorAll('article img')].map((image) => image.naturalWidth)")
         assert all(width > 100 for width in pictures), name
-        page.resize(PHONE)
-        assert cut_off(page) == [], name
-    assert formulas["mathematics.html"] > 50
-    assert formulas["quadratic-double-cv.html"] > 30
+        page.close()
+    assert formulas["mathematics"] > 50
+    assert formulas["quadratic-double-cv"] > 30
 
 
-def test_the_figures_are_there(page, address):
-    for name in ("learn-alpha", "quadratic-double-cv"):
-        page.open(f"{address}/{name}.html")
-        assert page.evaluate("[...document.querySelectorAll('article img')].length") >= 1, name
+@pytest.mark.parametrize("name", ["learn-alpha", "quadratic-double-cv"])
+def test_the_figures_are_there(visit, name):
+    assert visit(name).locator("article img").count() >= 1
 
 
-def test_the_measured_table_has_a_row_for_each_estimator(page, address):
-    page.open(f"{address}/which-estimator.html")
-    rows = page.evaluate("""[...document.querySelectorAll('.cell_output table tbody tr')].map(
-        (row) => [...row.cells].map((cell) => cell.textContent))""")
-    variances = {row[0]: float(row[2].split("±")[0]) for row in rows}
+def test_the_measured_table_has_a_row_for_each_estimator(visit):
+    rows = visit("which-estimator").locator(".cell_output table tbody tr").all()
+    cells = [row.locator("th, td").all_text_contents() for row in rows]
+    variances = {row[0]: float(row[2].split("±")[0]) for row in cells}
     assert variances["rloo"] == 1
     assert variances["quadratic-double-cv"] < variances["double-cv"]
 
 
-def test_search_finds(page, address):
-    page.open(f"{address}/index.html")
-    page.evaluate("document.querySelector('input[name=q]').focus()")
-    page.call("Input.insertText", text="antithetic")
-    enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
-    page.load(lambda: page.call("Input.dispatchKeyEvent", type="keyDown", **enter))
-    found = page.evaluate("""new Promise((done) => {
-        const look = () => {
-            const links = [...document.querySelectorAll('ul.search li a')].map((link) => link.getAttribute('href'));
-            if (links.length > 2) done(links); else setTimeout(look, 50);
-        };
-        look();
-    })""")
+def test_search_finds(visit):
+    page = visit("index")
+    page.locator("input[name=q]").first.fill("antithetic")
+    page.locator("input[name=q]").first.press("Enter")
+    links = page.locator("ul.search li a")
+    links.nth(2).wait_for()
+    found = [link.get_attribute("href") for link in links.all()]
     assert any("mathematics.html" in link for link in found), found
 
 
-def test_a_tab_shows_its_framework_and_keeps_it(page, address):
-    page.open(f"{address}/get-started.html")
-    shown = page.evaluate("""(() => {
-        const labels = [...document.querySelectorAll('label.sd-tab-label')];
-        labels.find((label) => label.textContent.trim() === 'PyTorch').click();
-        return [...document.querySelectorAll('.sd-tab-content')].filter(
-            (tab) => getComputedStyle(tab).display !== 'none').map((tab) => tab.textContent.includes('torch'));
-    })()""")
+def test_a_tab_shows_its_framework_and_keeps_it(visit):
+    page = visit("get-started")
+    page.locator("label.sd-tab-label", has_text="PyTorch").first.click()
+    shown = [tab.text_content() for tab in page.locator(".sd-tab-content").all() if tab.is_visible()]
     assert shown
-    assert all(shown)
+    assert all("torch" in text for text in shown)
+
+
+def test_a_request_to_another_host_and_a_complaint_are_recorded(pages, tmp_path):
+    """Show that the assertions after each test can fail."""
+    path = tmp_path / "page.html"
+    path.write_text("<img src='http://localhost:9/picture.png'><script>console.error('bad'); undefined.x</script>")
+    pages.open(path.as_uri())
+    assert "http://localhost:9/picture.png" in pages.requests
+    assert any("bad" in complaint for complaint in pages.complaints)
+    assert any("undefined" in complaint for complaint in pages.complaints)
