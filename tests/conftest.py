@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+
 from browser import PROGRAM, Pages, chromium
 
 # The suite compiles thousands of small programs and runs each for an instant: compiling them is what takes the time.

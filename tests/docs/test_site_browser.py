@@ -5,6 +5,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+
 from browser import PHONE, WIDE
 
 pytestmark = [pytest.mark.browser, pytest.mark.site]

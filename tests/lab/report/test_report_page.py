@@ -2,32 +2,30 @@
 
 import pytest
 
-from chromium import PROGRAM, chromium
+from browser import WIDE
 from doublecv.lab.report import report
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed: the page is not tested")
+pytestmark = pytest.mark.browser
 
 ELBO_TABLE = "table-k2-bernoulli-20-steps"
 
 
 @pytest.fixture(scope="module")
-def opened(tiny_sweep):
-    path = report.write(tiny_sweep)[0]
-    with chromium() as page:
-        page.resize(1200)
-        page.open(path.as_uri())
-        yield page
+def address(tiny_sweep):
+    return report.write(tiny_sweep)[0].as_uri()
 
 
 @pytest.fixture
-def page(opened):
-    """The page on a wide screen; whatever a test did, nothing may have been asked for and nobody complained to."""
-    opened.resize(1200)
-    opened.set_colours("light")
-    yield opened
-    assert [url for url in opened.requests[1:] if not url.startswith("data:image/png;base64,")] == []
-    assert opened.requests[0].startswith("file:///")
-    assert opened.complaints == []
+def visit(pages, address):
+    """Open the report; it may request nothing but itself and its own pictures, and may not complain."""
+    yield lambda width=WIDE: pages.open(address, width)
+    assert [url for url in pages.requests if not url.startswith("data:image/png;base64,")] == [address]
+    assert pages.complaints == []
+
+
+@pytest.fixture
+def page(visit):
+    return visit()
 
 
 def column(page, table, number):
@@ -66,17 +64,6 @@ def test_it_renders(page):
         (chart) => [...chart.querySelectorAll('.line')].filter((line) => line.getTotalLength() > 100).length)""")
     assert drawn == [3, 3, 3, 3, 3, 3, 2]
     assert page.evaluate("[...document.images].map((image) => image.naturalWidth)") == [70, 70, 70]
-
-
-def test_it_would_see_a_request_and_a_complaint(tmp_path):
-    """That nothing is recorded means something: what another page does is recorded."""
-    path = tmp_path / "page.html"
-    path.write_text("<img src='http://localhost:9/picture.png'><script>console.error('bad'); undefined.x</script>")
-    with chromium() as page:
-        page.open(path.as_uri())
-        assert "http://localhost:9/picture.png" in page.requests
-        assert any("bad" in complaint for complaint in page.complaints)
-        assert any("undefined" in complaint for complaint in page.complaints)
 
 
 def test_a_table_sorts_by_number_with_the_empty_cells_last(page):
@@ -118,7 +105,7 @@ def test_the_pointer_and_the_keys_show_values(page):
         const box = svg.getBoundingClientRect();
         return [box.right - 13, box.top + 50];
     }})()""")
-    page.move_pointer(x, y)
+    page.mouse.move(x, y)
     tip = f"{chart}.querySelector('.tip').innerText"
     shown = page.evaluate(tip)
     assert shown.startswith("step 20\n")
@@ -126,9 +113,9 @@ def test_the_pointer_and_the_keys_show_values(page):
     last = page.evaluate(f"JSON.parse({chart}.querySelector('script').textContent).lines[0].y.at(-1)")
     assert f"{last:.2e}".replace("e-0", "e-").replace("-", "\N{MINUS SIGN}") in shown
     page.evaluate(f"{chart}.querySelector(':scope > svg').focus()")
-    page.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
     assert page.evaluate(tip).startswith("step 18\n")
-    page.press("Escape")
+    page.keyboard.press("Escape")
     assert page.evaluate(f"{chart}.querySelector('.tip').hidden")
 
 
@@ -143,8 +130,8 @@ def test_a_line_can_be_taken_away(page):
 
 
 @pytest.mark.parametrize("width", [390, 320, 1200])
-def test_nothing_is_wider_than_the_window(page, width):
-    page.resize(width)
+def test_nothing_is_wider_than_the_window(visit, width):
+    page = visit(width)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert page.evaluate("innerWidth") == width
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -172,7 +159,7 @@ def test_it_is_accessible(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_lines_stand_out(page, scheme):
     """WCAG's contrast: 4.5 for text and 3 for the lines of the charts, in both schemes."""
-    page.set_colours(scheme)
+    page.emulate_media(color_scheme=scheme)
     contrasts = page.evaluate(CONTRASTS)
     assert min(contrasts["text"]) >= 4.5
     assert min(contrasts["lines"]) >= 3
