@@ -1,66 +1,65 @@
-"""The command `doublecv`: each subcommand's module is imported when it is called, so that help comes at once."""
+"""The command `doublecv`: each program is imported when it is called, and only after its settings were checked."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from doublecv import __version__
-from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.errors import InputError, unknown_name
 
 
 class Command(NamedTuple):
-    """A subcommand: where the dataclass of its arguments is, and where the function that takes them."""
+    """A program: its summary, and as MODULE:NAME the dataclass of its settings and the function that takes them."""
 
     summary: str
-    arguments: str
+    settings: str
     main: str
 
 
 COMMANDS = {
     "toy": Command(
-        "the paper's toy problem: variance and learning curves",
-        arguments="doublecv.lab.toy.arguments:ToyArguments",
-        main="doublecv.lab.toy.command:main",
+        "run the paper's toy problem: variance and learning curves",
+        "doublecv.lab.toy.arguments:ToyArguments",
+        "doublecv.lab.toy.command:main",
     ),
     "data": Command(
-        "the image sets: where each was found and whether it is intact",
-        arguments="doublecv.lab.data.data_command:DataArguments",
-        main="doublecv.lab.data.data_command:main",
+        "list the image data sets, where each was found, and whether it is intact",
+        "doublecv.lab.data.data_command:DataArguments",
+        "doublecv.lab.data.data_command:main",
     ),
     "train": Command(
-        "variational autoencoders with discrete latents on images",
-        arguments="doublecv.lab.train.arguments:TrainArguments",
-        main="doublecv.lab.train.command:main",
+        "train a variational autoencoder with discrete latent variables",
+        "doublecv.lab.train.arguments:TrainArguments",
+        "doublecv.lab.train.command:main",
     ),
     "variance": Command(
-        "the variance of every estimator at the parameters of trained models",
-        arguments="doublecv.lab.variance.arguments:VarianceArguments",
-        main="doublecv.lab.variance.command:main",
+        "measure the variance of every estimator at the parameters of trained models",
+        "doublecv.lab.variance.arguments:VarianceArguments",
+        "doublecv.lab.variance.command:main",
     ),
     "bench": Command(
-        "milliseconds a training step, for every estimator",
-        arguments="doublecv.lab.bench.command:BenchSettings",
-        main="doublecv.lab.bench.command:main",
+        "measure milliseconds per training step, for every estimator",
+        "doublecv.lab.bench.command:BenchSettings",
+        "doublecv.lab.bench.command:main",
     ),
     "reproduce": Command(
-        "the paper's tables and figures: all their runs, on this machine or on a cluster",
-        arguments="doublecv.lab.sweep.arguments:ReproduceArguments",
-        main="doublecv.lab.sweep.command:main",
+        "run the experiments behind the paper's tables and figures, here or on a cluster",
+        "doublecv.lab.sweep.arguments:ReproduceArguments",
+        "doublecv.lab.sweep.command:main",
     ),
     "report": Command(
-        "the results of reproduce beside the paper's: a page to look at, and tables",
-        arguments="doublecv.lab.report.arguments:ReportArguments",
-        main="doublecv.lab.report.command:main",
+        "compare the results of reproduce with the paper's: a web page and tables",
+        "doublecv.lab.report.arguments:ReportArguments",
+        "doublecv.lab.report.command:main",
     ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the subcommand that the arguments name; what the user can mend is one line on standard error."""
+    """Run the command that the arguments name; user errors are printed as one line on standard error."""
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(_help())
@@ -68,41 +67,62 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name == "--version":
         print(f"doublecv {__version__}")
         return
+    if name == "--print-completion":
+        _print_completion(*rest[:1])
+        return
     if name not in COMMANDS:
-        close = get_close_matches(name, COMMANDS, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(COMMANDS)}"
-        _fail("doublecv", f"unknown command {name!r}; {remedy}")
+        known = ("--help", "--version", "--print-completion") if name.startswith("-") else COMMANDS
+        _fail("doublecv", str(unknown_name("option" if name.startswith("-") else "command", name, known)))
+    prog = f"doublecv {name}"
     try:
-        _run(name, rest)
-    except InputError as error:
-        _fail(f"doublecv {name}", str(error))
+        run(name, rest)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "doublecv"):
             raise
-        _fail(f"doublecv {name}", f"{missing} is not installed; the laboratory needs: pip install 'doublecv[lab]'")
-    except OSError as error:
-        _fail(f"doublecv {name}", str(error))
+        _fail(prog, f"{missing} is not installed; the laboratory needs: pip install 'doublecv[lab]'")
+    except (InputError, OSError) as error:
+        _fail(prog, str(error))
     except KeyboardInterrupt:
-        print(f"doublecv {name}: stopped", file=sys.stderr)
+        print(f"{prog}: stopped", file=sys.stderr)
         sys.exit(130)
 
 
-def _run(name: str, rest: list[str]) -> None:
-    import tyro
+def run(name: str, words: Sequence[str]) -> None:
+    """Parse and check the words of a command, then import its program and run it."""
+    from doublecv.lab.common.options import parse
 
     command = COMMANDS[name]
-    arguments = tyro.cli(_load(command.arguments), prog=f"doublecv {name}", args=rest)
-    _load(command.main)(arguments)
+    settings = parse(load(command.settings), f"doublecv {name}", words)
+    load(command.main)(settings)
 
 
-def _load(place: str) -> Any:
-    module, _, attribute = place.partition(":")
+def load(path: str) -> Any:
+    """Return the object at MODULE:NAME."""
+    module, _, attribute = path.partition(":")
     return getattr(import_module(module), attribute)
 
 
+def _print_completion(shell: str = "bash") -> None:
+    """Print the script that completes commands and options in a shell."""
+    import argparse
+
+    import shtab
+
+    from doublecv.lab.common.options import make_parser
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        _fail("doublecv", str(unknown_name("shell", shell, shtab.SUPPORTED_SHELLS)))
+    parser = argparse.ArgumentParser(prog="doublecv")
+    commands = parser.add_subparsers()
+    for name, command in COMMANDS.items():
+        parent = make_parser(load(command.settings), f"doublecv {name}")
+        commands.add_parser(name, parents=[parent], add_help=False, help=command.summary)
+    print(shtab.complete(parser, shell))
+
+
 def _fail(prog: str, message: str) -> NoReturn:
-    print(f"{prog}: error: {message}", file=sys.stderr)
+    print(f"{prog}: error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -111,7 +131,7 @@ def _help() -> str:
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: doublecv [-h] [--version] COMMAND ...",
+            "usage: doublecv [--help] [--version] [--print-completion SHELL] COMMAND ...",
             "",
             "Low-variance, unbiased gradients of expectations under discrete distributions: the laboratory.",
             "",
@@ -120,6 +140,7 @@ def _help() -> str:
             "",
             "doublecv COMMAND --help shows what a command takes.",
             "",
-            "Example: doublecv toy --dimension 10 --seeds 2 --out toy",
+            "example:",
+            "  doublecv toy --dimension 10 --seeds 2 --out toy",
         ]
     )

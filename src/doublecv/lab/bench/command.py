@@ -210,6 +210,6 @@ def _row(
 
 
 if __name__ == "__main__":
-    import tyro
+    from doublecv.lab.cli import main as doublecv
 
-    main(tyro.cli(BenchSettings))
+    doublecv(["bench"])

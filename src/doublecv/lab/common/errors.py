@@ -1,7 +1,30 @@
-"""What the command line says in one line and without a traceback."""
+"""Errors that the command line prints as one line, without a traceback."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class InputError(ValueError):
-    """A setting that cannot work; the message names it, what was given, and the remedy."""
+    """Report input that cannot work; the message names it, what was given, and the remedy."""
+
+
+def unknown_name(what: str, given: str, known: Iterable[str]) -> InputError:
+    """Return the error for a name that does not exist, with the closest one that does as a suggestion.
+
+    Args:
+        what: the kind of name, such as "estimator" or "--only key".
+        given: the name that was given.
+        known: all names that exist.
+    """
+    names = list(known)
+    close = get_close_matches(given, names, n=1)
+    remedy = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
+    return InputError(f"unknown {what} {shortened(given)}; {remedy}")
+
+
+def shortened(value: object, length: int = 60) -> str:
+    """Return the repr of a value, cut in the middle where it is too long for a message."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[: length // 2]}...{text[-length // 2 + 3 :]}"

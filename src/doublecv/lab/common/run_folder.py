@@ -1,4 +1,4 @@
-"""A folder that holds one run and is never written over."""
+"""A folder that holds one run and is never overwritten."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.files import write_atomically
 
 CONFIG = "config.json"
-"""Written last: a folder that has it holds a whole run."""
+"""Written last: a folder that has it holds a complete run."""
 
 PACKAGES = ("doublecv", "jax", "numpy", "optax", "matplotlib")
 
@@ -23,9 +24,7 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
         raise InputError(f"--out {folder} is a file; name a new folder")
     try:
         if folder.is_dir() and any(folder.iterdir()):
-            raise InputError(
-                f"--out {folder} {_what_it_holds(folder, settings)}; name a new folder, or remove this one"
-            )
+            raise InputError(f"--out {folder} {_describe(folder, settings)}; name a new folder, or remove this one")
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
@@ -36,7 +35,8 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
         ) from error
 
 
-def _what_it_holds(folder: Path, settings: Mapping[str, Any]) -> str:
+def _describe(folder: Path, settings: Mapping[str, Any]) -> str:
+    """Say what a folder holds, compared with the settings of the run that wants it."""
     try:
         held = json.loads((folder / CONFIG).read_text())["settings"]
         different = [name for name, value in settings.items() if held.get(name) != value]
@@ -44,20 +44,22 @@ def _what_it_holds(folder: Path, settings: Mapping[str, Any]) -> str:
         return "is not empty"
     if not different:
         return "holds this run already"
-    first = different[0].replace("_", "-")
-    return f"holds another run, with --{first} {_as_arguments(held.get(different[0]))}"
-
-
-def _as_arguments(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    value = held.get(different[0])
+    words = " ".join(map(str, value)) if isinstance(value, list) else value
+    return f"holds another run, with --{different[0].replace('_', '-')} {words}"
 
 
 def write_config(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
-    """The settings, and the versions of all that had a part in the numbers."""
+    """Write the settings and the versions of the packages that the numbers depend on."""
     config = {
         "command": command,
         "settings": settings,
-        "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
+        "versions": versions(),
         "platform": platform.platform(),
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that the numbers depend on."""
+    return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}

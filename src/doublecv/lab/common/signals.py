@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: the chunk that is running ends, and then the run saves and stops."""
+"""Interruption on request: the first Ctrl-C lets the running chunk end, so that the run saves and stops."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from types import FrameType
 
 
 class Interruption:
-    """Whether it was asked for."""
+    """Flag that the first SIGINT or SIGTERM sets."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def __call__(self) -> bool:
-        """Whether it was asked for."""
+        """Return whether an interruption was requested."""
         return self.requested
 
 
 @contextmanager
 def interruption() -> Iterator[Interruption]:
-    """The first SIGINT or SIGTERM is a request; the second Ctrl-C interrupts at once, as always."""
+    """Turn the first SIGINT or SIGTERM into a request; the second one raises `KeyboardInterrupt`."""
     asked = Interruption()
 
     def request(number: int, frame: FrameType | None) -> None:

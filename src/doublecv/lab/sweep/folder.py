@@ -13,11 +13,9 @@ from pathlib import Path
 
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.sweep.lock import FILE as LOCK
-from doublecv.lab.sweep.lock import locked
+from doublecv.lab.common.files import LOCK, locked, write_atomically
 from doublecv.lab.sweep.sweep import FILE, Sweep, SweepRun, as_json, load
 from doublecv.lab.sweep.targets import TARGETS, Only
-from doublecv.lab.train.checkpoint import write_atomically
 
 
 def plan(

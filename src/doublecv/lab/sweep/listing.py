@@ -19,6 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from doublecv.lab.common.files import write_atomically
 from doublecv.lab.data.find import cache_folder
 from doublecv.lab.sweep.cost import step_work, work
 from doublecv.lab.sweep.folder import cores, plan, processor
@@ -26,7 +27,6 @@ from doublecv.lab.sweep.progress import duration
 from doublecv.lab.sweep.sweep import Sweep, SweepRun
 from doublecv.lab.sweep.targets import ALL, TARGETS, Only
 from doublecv.lab.sweep.worker import single_threaded
-from doublecv.lab.train.checkpoint import write_atomically
 
 CACHE = "speed.json"
 

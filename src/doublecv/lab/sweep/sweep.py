@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias
 
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.sweep.lock import is_locked
+from doublecv.lab.common.files import is_locked
 
 FILE = "sweep.json"
 FORMAT = 1

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from doublecv.lab.common import run_folder
-from doublecv.lab.sweep.lock import locked
+from doublecv.lab.common.files import locked
 from doublecv.lab.sweep.sweep import BENCH, FAILURE, SweepRun, load
 from doublecv.lab.sweep.targets import train_settings
 from doublecv.lab.train import folder as train_folder

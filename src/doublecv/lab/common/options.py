@@ -1,0 +1,299 @@
+"""Settings dataclasses as command lines: help, parsing, and limits that are checked before JAX is imported.
+
+A program has one dataclass of settings. Its docstring is the description, ending with an example; the docstring below
+a field is the help of its option; an `Option` in the annotation holds what the type does not say::
+
+    @dataclass(frozen=True)
+    class Settings:
+        '''Do something.
+
+        Example: doublecv something --steps 3
+        '''
+
+        steps: Annotated[int, Option(minimum=1, maximum=1000)] = 10
+        '''Number of steps.'''
+
+    settings = parse(Settings, "doublecv something", ["--steps", "7"])
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import math
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from doublecv.lab.common.errors import InputError, shortened, unknown_name
+
+Settings = TypeVar("Settings")
+
+KINDS = {int: "a whole number", float: "a number", Path: "a path", str: "a word"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What the help and the checks of one setting need beyond its type.
+
+    Attributes:
+        metavar: the placeholder of the value in the help.
+        minimum: the least value.
+        maximum: the largest value.
+        positive: whether the value must be a finite number above 0.
+        unique: whether the values of a list must differ.
+        names: returns the names that the value is one of; they are listed at the end of the help.
+        what: the kind of these names, such as "estimator".
+        positional: whether the value is given without the option's name.
+        group: the heading under which the help shows the option.
+    """
+
+    metavar: str | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    positive: bool = False
+    unique: bool = False
+    names: Callable[[], Sequence[str]] | None = None
+    what: str = "name"
+    positional: bool = False
+    group: str = "options"
+
+
+SEED = Option(minimum=0, maximum=2**31 - 1)
+"""The seeds that JAX takes in 32 bits."""
+
+
+class _Setting(NamedTuple):
+    """A field with its resolved type: of its values, or of the elements where it holds several."""
+
+    field: Field[Any]
+    kind: type
+    several: bool
+    choices: tuple[str, ...]
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        """The option's name on the command line."""
+        return self.metavar if self.option.positional else flag(self.field.name)
+
+    @property
+    def metavar(self) -> str:
+        """The placeholder of the value."""
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        return self.option.metavar or {int: "N", float: "X", Path: "PATH"}.get(self.kind, "NAME")
+
+    @property
+    def required(self) -> bool:
+        """Whether the user must give it."""
+        return self.field.default is MISSING and self.field.default_factory is MISSING
+
+
+def flag(field: str) -> str:
+    """Return the name of a field on the command line."""
+    return f"--{field.replace('_', '-')}"
+
+
+def parse(cls: type[Settings], prog: str, words: Sequence[str]) -> Settings:
+    """Return the settings that the words of a command line give, checked; raise an `InputError` where they are wrong.
+
+    A class may have a method `defaults`, which returns other settings, or None: with settings, options that were not
+    given take their values from them. It may have a method `check` for what `check_options` cannot see.
+    """
+    parser = make_parser(cls, prog)
+    made = _parsed(cls, parser, words)
+    if (others := getattr(made, "defaults", lambda: None)()) is not None:
+        parser.set_defaults(**{field.name: getattr(others, field.name) for field in fields(cls)})  # type: ignore[arg-type]
+        made = _parsed(cls, parser, words)
+    check_options(made)
+    getattr(made, "check", lambda: None)()
+    return made
+
+
+def _parsed(cls: type[Settings], parser: argparse.ArgumentParser, words: Sequence[str]) -> Settings:
+    given, extra = parser.parse_known_args(list(words))
+    for word in extra:
+        if word.startswith("-"):
+            raise unknown_name("option", word.partition("=")[0], [each.flag for each in _settings(cls)])
+        raise InputError(f"unexpected argument {shortened(word)}; {parser.prog} --help shows what it takes")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()}
+    return cls(**values)
+
+
+def make_parser(cls: type, prog: str) -> argparse.ArgumentParser:
+    """Return the parser of a settings class."""
+    settings = list(_settings(cls))
+    parser = _Parser(prog=prog, allow_abbrev=False, formatter_class=_Help, add_help=False)
+    parser.usage = _usage(prog, settings)
+    parser.description, parser.epilog = _description(cls), _epilog(cls, settings)
+    helps, groups = _attribute_docstrings(cls), {}
+    for setting in settings:
+        heading = "arguments" if setting.option.positional else setting.option.group
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        _add(groups[heading], setting, helps.get(setting.field.name, ""))
+    last = groups.get("options") or parser.add_argument_group("options")
+    last.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+    return parser
+
+
+def check_options(settings: Any) -> None:
+    """Raise an `InputError` for the first setting outside its limits, with its name, the value and the limit."""
+    for setting in _settings(type(settings)):
+        value, option, name = getattr(settings, setting.field.name), setting.option, setting.flag
+        if value is None:
+            continue
+        values = value if setting.several else (value,)
+        if setting.required and not len(values):
+            raise InputError(f"{name} needs at least one value")
+        if option.unique and len(set(values)) < len(values):
+            raise InputError(f"{name} must not repeat a value, got {' '.join(map(str, values))}")
+        for each in values:
+            _check_value(name, each, setting)
+
+
+def _check_value(name: str, value: Any, setting: _Setting) -> None:
+    option = setting.option
+    if setting.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise InputError(f"{name} must be {KINDS[setting.kind]}, got {shortened(value)}")
+    if option.minimum is not None and not value >= option.minimum:
+        raise InputError(f"{name} must be at least {option.minimum:,}, got {_digits(value)}")
+    if option.maximum is not None and not value <= option.maximum:
+        raise InputError(f"{name} must be at most {option.maximum:,}, got {_digits(value)}")
+    if option.positive and not 0 < value < math.inf:
+        raise InputError(f"{name} must be a positive number, got {value}")
+    names = setting.choices if option.names is None else option.names()
+    if names and value not in names:
+        raise unknown_name(option.what if option.names else f"{name} value", value, names)
+
+
+def _digits(value: float) -> str:
+    return str(value) if abs(value) < 10**15 else f"{value:.3g}" if abs(value) < 1e300 else "a larger number"
+
+
+def _settings(cls: type) -> Iterator[_Setting]:
+    hints = get_type_hints(cls, include_extras=True)
+    for field in fields(cls):
+        hint, option = hints[field.name], Option()
+        if get_origin(hint) is Annotated:
+            hint, *extras = get_args(hint)
+            option = next((extra for extra in extras if isinstance(extra, Option)), option)
+            if option == Option():  # annotations of tyro, which are being replaced
+                metavars = [extra.metavar for extra in extras if getattr(extra, "metavar", None)]
+                option = Option(next(iter(metavars), None), positional="Positional" in map(repr, extras))
+        if get_origin(hint) in (Union, types.UnionType):
+            (hint,) = (each for each in get_args(hint) if each is not type(None))
+        several = get_origin(hint) is tuple
+        if several:
+            hint = get_args(hint)[0]
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        yield _Setting(field, str if choices else hint, several, choices, option)
+
+
+def _add(group: Any, setting: _Setting, text: str) -> None:
+    field, option = setting.field, setting.option
+    default = None if setting.required else field.default
+    keywords: dict[str, Any] = {"help": text.replace("%", "%%") + _default(setting)}
+    if setting.kind is bool:
+        group.add_argument(setting.flag, dest=field.name, action="store_true", **keywords)
+        return
+    keywords |= {"type": _converter(setting), "metavar": setting.metavar}
+    keywords["choices"] = setting.choices or (None if option.names is None else option.names())
+    if setting.several:
+        keywords["nargs"] = "+" if setting.required else "*"
+    if option.positional:
+        group.add_argument(field.name, default=default, **keywords)
+    else:
+        group.add_argument(setting.flag, dest=field.name, default=default, required=setting.required, **keywords)
+
+
+def _default(setting: _Setting) -> str:
+    value = setting.field.default
+    if setting.required:
+        return "" if setting.option.positional else " (required)"
+    if value is None or value is False or value == ():
+        return ""
+    return f" (default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
+
+
+def _converter(setting: _Setting) -> Callable[[str], Any]:
+    def convert(word: str) -> Any:
+        try:
+            if setting.kind is Path and not word:
+                raise ValueError
+            return setting.kind(word)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must be {KINDS[setting.kind]}, got {shortened(word)}") from error
+
+    return convert
+
+
+def _usage(prog: str, settings: Sequence[_Setting]) -> str:
+    words = [prog]
+    for setting in settings:
+        name, metavar = setting.flag, setting.metavar
+        if setting.option.positional:
+            words.append(f"{metavar} [{metavar} ...]" if setting.several else metavar)
+            if not setting.required:
+                words[-1] = f"[{metavar} ...]" if setting.several else f"[{metavar}]"
+        elif setting.required:
+            words.append(f"{name} {metavar}")
+    return " ".join([*words, "[options]"])
+
+
+def _description(cls: type) -> str:
+    paragraphs = (inspect.getdoc(cls) or "").split("\n\n")
+    return "\n\n".join(textwrap.fill(each, 100) for each in paragraphs if not each.startswith("Example: "))
+
+
+def _epilog(cls: type, settings: Sequence[_Setting]) -> str:
+    lists = {each.option.what: each.option.names() for each in settings if each.option.names is not None}
+    shown = [
+        f"{what}s:\n"
+        + textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        for what, names in lists.items()
+    ]
+    examples = [each for each in (inspect.getdoc(cls) or "").split("\n\n") if each.startswith("Example: ")]
+    return "\n\n".join([*shown, *(each.replace("Example: ", "example:\n  ", 1) for each in examples)])
+
+
+def _attribute_docstrings(cls: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class and of those that it is derived from."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, after in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                match after:
+                    case ast.Expr(ast.Constant(str() as text)):
+                        found[statement.target.id] = " ".join(text.split())
+    return found
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are `InputError`s."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Leave the choices, which completion reads, to `check_options`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message in our words."""
+        name, colon, rest = message.removeprefix("argument ").partition(": ")
+        if message.startswith("argument ") and colon:
+            message = f"{name} needs a value" if rest.startswith("expected ") else f"{name} {rest}"
+        if message.startswith("the following arguments are required: "):
+            message = f"{rest} must be given"
+        raise InputError(f"{message}; {self.prog} --help shows what it takes")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help with room for the names of options."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=100)
