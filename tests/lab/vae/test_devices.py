@@ -17,6 +17,7 @@ from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.lab.cli import main
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.records import LineReader
 from doublecv.lab.train import run as train
 
 LENGTHS = ["--steps", "80", "--record-every", "4", "--evaluate-every", "40", "--checkpoint-every", "40"]
@@ -93,7 +94,7 @@ def one(environment, tmp_path_factory):
 
 
 def records(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return list(LineReader(folder / "metrics.jsonl", unfinished=True))
 
 
 def assert_same_losses(folder, one):

@@ -1,7 +1,6 @@
 """Runs as functions and as a command, in one process: folders, seeds, errors in one line."""
 
 import io
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.lab.cli import main
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.records import LineReader
 from doublecv.lab.train import folder as train_folder
 from doublecv.lab.train import run as train
 from doublecv.lab.train.figures import write_overview
@@ -41,7 +41,7 @@ def test_seeds_have_folders_of_their_own(several):
     assert [result.seed for result in results] == [1, 2]
     for result in results:
         of_seed = folder / f"seed-{result.seed}"
-        records = [json.loads(line) for line in (of_seed / "metrics.jsonl").read_text().splitlines()]
+        records = list(LineReader(of_seed / "metrics.jsonl"))
         assert list(result.records) == records
         assert train_folder.is_finished(of_seed)
         assert (of_seed / "pictures.png").exists()

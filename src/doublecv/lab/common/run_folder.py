@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
+from doublecv.lab.common.records import file_checksum, seal_document
 
 CONFIG = "config.json"
 """Written last: a folder that has it holds a complete run."""
@@ -49,15 +50,23 @@ def _describe(folder: Path, settings: Mapping[str, Any]) -> str:
     return f"holds another run, with --{different[0].replace('_', '-')} {words}"
 
 
-def write_config(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
-    """Write the settings and the versions of the packages that the numbers depend on."""
+def write_config(folder: Path, command: str, settings: Mapping[str, Any], files: Sequence[str] = ()) -> None:
+    """Write the settings, the versions of the packages that made the numbers, and checksums.
+
+    Args:
+        folder: the run's folder.
+        command: the subcommand that made the run.
+        settings: its settings, as JSON.
+        files: names of files in the folder that have no checksums of their own.
+    """
     config = {
         "command": command,
         "settings": settings,
         "versions": versions(),
         "platform": platform.platform(),
+        "files": {name: file_checksum(folder / name) for name in files},
     }
-    write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    write_atomically(folder / CONFIG, seal_document(config))
 
 
 def versions() -> dict[str, str]:

@@ -96,7 +96,7 @@ def _toy(run: SweepRun, stop: Callable[[], bool]) -> None:
     with (run.folder / METRICS).open("w", newline="") as file:
         write_metrics(results, file)
     write_figures(results, run.folder)
-    run_folder.write_config(run.folder, "toy", run.settings)
+    run_folder.write_config(run.folder, "toy", run.settings, [METRICS])
     Console().print(table(results))
 
 

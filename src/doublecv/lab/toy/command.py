@@ -36,7 +36,7 @@ def main(arguments: ToyArguments) -> None:
         with (folder / METRICS).open("w", newline="") as file:
             write_metrics(results, file)
         write_figures(results, folder)
-        run_folder.write_config(folder, "toy", _as_json(settings))
+        run_folder.write_config(folder, "toy", _as_json(settings), [METRICS])
     console = Console()
     console.print(table(results))
     console.print(f"{wall:.0f} s, {cpu:.0f} s of CPU time", highlight=False)

@@ -1,0 +1,266 @@
+"""Read and write the files of a run: JSON documents and files of JSON lines, each with a schema and checksums.
+
+A document (config.json, settings.json, sweep.json, bench.json) is one JSON object whose last field, `checksum`, is the
+CRC-32 of all its other fields. A file of lines (metrics.jsonl) has one object per line; the `checksum` of a line covers
+that line and all lines before it, so that a changed, missing or exchanged line is noticed. Checksums protect against
+damage, not against forgery. Files of version 0.1 have none; they are read, and reported as files without checksums.
+
+Every fault is a `DamagedFile`, which names the file, the line, the field, what was found and what was wanted:
+
+>>> from pathlib import Path
+>>> print(DamagedFile(Path("metrics.jsonl"), "NaN", "a finite number", line=7, field="train_elbo"))
+metrics.jsonl, line 7, field train_elbo: found NaN, wanted a finite number
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, TypeVar
+
+import msgspec
+
+from doublecv.lab.common.errors import InputError
+
+CHECKSUM = "checksum"
+LARGEST_DOCUMENT = 64_000_000
+"""Bytes; a larger document is refused before it is read."""
+LONGEST_LINE = 1_000_000
+"""Bytes; a longer line is refused."""
+
+Record: TypeAlias = dict[str, Any]
+"""One line: `kind`, `step`, `seed`, and numbers, or tables of numbers, by name."""
+
+_SEAL = b', "checksum": "'
+_SEAL_LENGTH = len(_SEAL) + len('00000000"}')
+_DECODER = msgspec.json.Decoder(dict[str, int | float | str | dict[str, int | float | None] | None])
+_PATH = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+
+Document = TypeVar("Document")
+
+
+class DamagedFile(InputError):
+    """A file of a run that is not what the laboratory wrote."""
+
+    def __init__(self, path: Path, found: str, wanted: str, line: int | None = None, field: str = "") -> None:
+        where = f"{path}{'' if line is None else f', line {line}'}{field and f', field {field}'}"
+        super().__init__(f"{where}: found {found}, wanted {wanted}")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading, without following a link and without waiting for a pipe."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if path.is_symlink():
+        raise DamagedFile(path, "a symbolic link", "a regular file")
+    file = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise DamagedFile(path, "something that is not a file", "a regular file")
+    return file
+
+
+def seal_document(content: Mapping[str, Any]) -> bytes:
+    """Return a document with its checksum, as it is written to a file."""
+    plain = json.loads(json.dumps(content))
+    return (json.dumps(plain | {CHECKSUM: _document_checksum(plain)}, indent=2) + "\n").encode()
+
+
+def read_document(path: Path, schema: type[Document]) -> Document:
+    """Read a document and convert it to `schema`, a dataclass or another type that msgspec knows.
+
+    Raises:
+        DamagedFile: where the file does not fit its checksum or the schema.
+        OSError: where it cannot be opened.
+    """
+    return convert(path, read_fields(path), schema)
+
+
+def read_fields(path: Path) -> dict[str, Any]:
+    """Read a document as a dictionary, with its checksum compared and removed."""
+    with open_regular(path) as file:
+        content = file.read(LARGEST_DOCUMENT + 1)
+    if len(content) > LARGEST_DOCUMENT:
+        raise DamagedFile(path, f"more than {LARGEST_DOCUMENT:,} bytes", "a smaller file")
+    try:
+        found = json.loads(content)
+    except json.JSONDecodeError as error:
+        raise DamagedFile(path, f"no JSON ({error.msg} at column {error.colno})", "JSON", error.lineno) from error
+    except UnicodeDecodeError as error:
+        raise DamagedFile(path, f"byte {error.object[error.start]:#x} at {error.start}", "UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(path, "JSON with too many levels or digits", "a document of a run") from error
+    if not isinstance(found, dict):
+        raise DamagedFile(path, shortened(found), "a JSON object")
+    if CHECKSUM in found:
+        given = found.pop(CHECKSUM)
+        if given != (computed := _document_checksum(found)):
+            raise DamagedFile(path, f"a content with checksum {computed}", shortened(given), None, CHECKSUM)
+    return found
+
+
+def file_checksum(path: Path) -> str:
+    """Return the CRC-32 of a file that has no checksum of its own; the run's config.json holds it."""
+    with open_regular(path) as file:
+        checksum = 0
+        while part := file.read(1 << 20):
+            checksum = zlib.crc32(part, checksum)
+    return f"{checksum:08x}"
+
+
+def has_checksum(path: Path) -> bool:
+    """Return whether a document, or the first line of a file of lines, carries a checksum."""
+    with open_regular(path) as file:
+        start = file.read(LARGEST_DOCUMENT) if path.suffix == ".json" else file.readline(LONGEST_LINE)
+    return b'"checksum": "' in start
+
+
+def convert(path: Path, found: Any, schema: type[Document], within: str = "") -> Document:
+    """Convert what was read from `path` to `schema`; `within` names the field that holds it."""
+    try:
+        return msgspec.convert(found, schema)
+    except msgspec.ValidationError as error:
+        sentence, place = _PATH.fullmatch(str(error)).groups()  # type: ignore[union-attr]
+        name = ".".join(part for part in (within, place) if part)
+        value = _at(found, place or "")
+        if missing := re.fullmatch(r"Object missing required field `(.*)`", sentence):
+            name = ".".join(part for part in (name, missing[1]) if part)
+            raise DamagedFile(path, "nothing", "a value", None, name) from error
+        wanted = sentence.partition(", got")[0].removeprefix("Expected ").replace("`", "")
+        if sentence.startswith("Invalid enum value"):
+            wanted = "a value that the laboratory knows"
+        raise DamagedFile(path, shortened(value), wanted, None, name) from error
+
+
+def seal_line(record: Mapping[str, Any], checksum: int, sealed: bool = True) -> tuple[bytes, int]:
+    """Return the line of a record and the checksum up to it, which the next line needs.
+
+    Args:
+        record: at least one field; a number that is not finite is written as null.
+        checksum: the checksum up to the line before, 0 for the first line.
+        sealed: whether the line carries its checksum; not in a file that version 0.1 began.
+    """
+    text = json.dumps({name: _finite(value) for name, value in record.items()})[:-1].encode()
+    checksum = zlib.crc32(text, checksum)
+    return b'%s%s%08x"}\n' % (text, _SEAL, checksum) if sealed else text + b"}\n", checksum
+
+
+@dataclass
+class LineReader:
+    """Iterate over the records of a file of lines, one at a time and in little memory.
+
+    Args:
+        path: the file.
+        length: the bytes to read; all if None.
+        unfinished: whether the last line may be incomplete, as in a run that is going on; it is then left out.
+
+    After the last record `checksum` is that of all lines, and `sealed` says whether the lines carry checksums.
+    """
+
+    path: Path
+    length: int | None = None
+    unfinished: bool = False
+    checksum: int = field(default=0, init=False)
+    sealed: bool = field(default=False, init=False)
+
+    def __iter__(self) -> Iterator[Record]:
+        self.checksum, left = 0, self.length
+        with open_regular(self.path) as file:
+            number = 0
+            while line := file.readline(LONGEST_LINE if left is None else min(left, LONGEST_LINE)):
+                number += 1
+                left = None if left is None else left - len(line)
+                if not line.endswith(b"\n"):
+                    if self.unfinished and len(line) < LONGEST_LINE:
+                        return
+                    raise DamagedFile(self.path, "the end of the file", "the rest of the line", number)
+                yield self._record(line[:-1], number)
+
+    def _record(self, line: bytes, number: int) -> Record:
+        text, seal = line[:-_SEAL_LENGTH], line[-_SEAL_LENGTH:]
+        sealed = seal.startswith(_SEAL)
+        if number == 1:
+            self.sealed = sealed
+        if self.sealed:
+            self.checksum = zlib.crc32(text, self.checksum)
+            wanted = b'%s%08x"}' % (_SEAL, self.checksum)
+            if seal != wanted:
+                what = "the checksum of another text" if sealed else "no checksum"
+                raise DamagedFile(self.path, what, f"{self.checksum:08x}", number, CHECKSUM)
+            line = text + b"}"
+        try:
+            record = _DECODER.decode(line)
+            if _is_record(record) and (self.sealed or not _has_words(record)):
+                return record
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        raise self._fault(line, number)
+
+    def _fault(self, line: bytes, number: int) -> DamagedFile:
+        """Find out what is wrong with a line; the slow way, taken once."""
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return DamagedFile(self.path, shortened(line.decode(errors="replace")), "a JSON object", number)
+        if not isinstance(found, dict):
+            return DamagedFile(self.path, shortened(found), "a JSON object", number)
+        for name, wanted in {"kind": "a word", "step": "a number from 0 on", "seed": "a number from 0 on"}.items():
+            if name not in found:
+                return DamagedFile(self.path, "nothing", wanted, number, name)
+            if not _is_record({"kind": "", "step": 0, "seed": 0} | {name: found[name]}):
+                return DamagedFile(self.path, shortened(found[name]), wanted, number, name)
+        for name, value in found.items():
+            for key, one in value.items() if isinstance(value, dict) else [("", value)]:
+                if name != "kind" and one is not None and (not _is_number(one) or not isfinite(one)):
+                    place = f"{name}.{key}" if key else name
+                    return DamagedFile(self.path, shortened(one), "a finite number", number, place)
+        return DamagedFile(self.path, shortened(line.decode(errors="replace")), "a record", number)
+
+
+def shortened(value: Any) -> str:
+    """Return a value as JSON in at most 80 characters, without control characters."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _document_checksum(content: Any) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
+def _is_record(record: Record) -> bool:
+    step, seed = record.get("step"), record.get("seed")
+    return type(step) is int and type(seed) is int and step >= 0 and seed >= 0 and type(record.get("kind")) is str
+
+
+def _has_words(record: Record) -> bool:
+    """Return whether a field besides `kind` is text, such as a checksum whose name was changed."""
+    return any(type(value) is str for name, value in record.items() if name != "kind")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _at(found: Any, place: str) -> Any:
+    """Follow a path of msgspec's, such as `settings.estimators[0]`, as far as it names its steps."""
+    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place.replace("[...]", "")):
+        try:
+            found = found[int(index) if index else key]
+        except (LookupError, TypeError):
+            break
+    return found
