@@ -27,8 +27,8 @@ COMMANDS = {
     ),
     "data": Command(
         "list the image data sets, where each was found, and whether it is intact",
-        "doublecv.lab.data.data_command:DataArguments",
-        "doublecv.lab.data.data_command:main",
+        "doublecv.lab.data.command:DataSettings",
+        "doublecv.lab.data.command:main",
     ),
     "train": Command(
         "train a variational autoencoder with discrete latent variables",

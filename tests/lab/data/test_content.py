@@ -1,12 +1,14 @@
 """Contents are known by their checksum, whatever is wrapped around them."""
 
 import gzip
+import tracemalloc
+import zlib
 
 import pytest
 from small_sets import other_gzip, sha256_file
 
-from doublecv.lab.data.content import BrokenFile, is_packed, verified
-from doublecv.lab.data.published import Checksum, PublishedFile
+from doublecv.lab.data.catalogue import Checksum, PublishedFile
+from doublecv.lab.data.fetch import BrokenFile, verified
 
 CONTENT = bytes(range(200)) * 2
 FILE = sha256_file("numbers", CONTENT)
@@ -30,7 +32,6 @@ def test_any_wrapper_under_any_name_will_do(tmp_path, wrap, name):
     path = tmp_path / name
     path.write_bytes(wrap(CONTENT))
     assert verified(path, FILE) == CONTENT
-    assert is_packed(path) == (wrap is not bytes)
 
 
 @pytest.mark.parametrize("wrap", [bytes, gzip.compress])
@@ -62,10 +63,9 @@ def test_other_content_of_the_same_length_is_named_by_both_checksums(tmp_path):
     path, other = tmp_path / "numbers", CONTENT[::-1]
     path.write_bytes(other)
     with pytest.raises(BrokenFile) as raised:
-        verified(path, FILE, called="http://mirror/numbers")
+        verified(path, FILE)
     assert str(raised.value) == (
-        f"http://mirror/numbers: expected 400 bytes with {FILE.checksum}, "
-        f"found 400 bytes with {FILE.checksum.of(other)}"
+        f"{path}: expected 400 bytes with {FILE.checksum}, found 400 bytes with {FILE.checksum.of(other)}"
     )
 
 
@@ -74,3 +74,31 @@ def test_git_blob_of_unknown_length(tmp_path):
     path.write_bytes(b"hello\n")
     with pytest.raises(BrokenFile, match="expected git blob ce0136, found 6 bytes with git blob ce013625"):
         verified(path, file)
+
+
+def test_a_decompression_bomb_is_refused_without_its_memory(tmp_path):
+    """0.9 MB that unpack to 0.9 GB: what is allocated stays near the published length."""
+    path, packer = tmp_path / "numbers.gz", zlib.compressobj(9, wbits=31)
+    zeros = bytes(1 << 20)
+    path.write_bytes(b"".join(packer.compress(zeros) for _ in range(900)) + packer.flush())
+    tracemalloc.start()
+    with pytest.raises(BrokenFile, match="bytes of gzip that unpack to more than 400"):
+        verified(path, FILE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def test_bombs_in_many_members_are_refused(tmp_path):
+    path = tmp_path / "numbers.gz"
+    path.write_bytes(gzip.compress(bytes(100)) * 5)
+    with pytest.raises(BrokenFile, match="unpack to more than 400"):
+        verified(path, FILE)
+
+
+def test_an_oversized_file_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "numbers"
+    with path.open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(BrokenFile, match="found 8589934592 bytes"):
+        verified(path, FILE)

@@ -11,8 +11,8 @@ from small_sets import TEST_NAME, TRAIN_NAME, SmallSet
 
 from doublecv.lab.cli import main
 from doublecv.lab.data import NAMES
-from doublecv.lab.data.data_command import set_status
-from doublecv.lab.data.datasets import FASHION_MNIST, SETS
+from doublecv.lab.data.catalogue import FASHION_MNIST, SETS
+from doublecv.lab.data.command import set_status
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from sklearn import datasets
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import NAMES, load
-from doublecv.lab.data import digits as digits_module
+from doublecv.lab.data.readers import DIGITS_SHA256
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +49,12 @@ def test_other_digits_are_refused(monkeypatch):
     published = datasets.load_digits()
     published.data[3, 20] += 1
     monkeypatch.setattr(datasets, "load_digits", lambda: published)
-    with pytest.raises(InputError, match=f"expected sha256 {digits_module.SHA256}, found [0-9a-f]{{64}}"):
+    with pytest.raises(InputError, match=f"expected sha256 {DIGITS_SHA256}, found [0-9a-f]{{64}}"):
         load("digits")
 
 
 def test_unknown_name_gets_the_nearest_or_the_list():
     with pytest.raises(InputError, match="unknown data set 'fashion_mnist'; did you mean 'fashion-mnist'"):
         load("fashion_mnist")
-    with pytest.raises(InputError, match=f"unknown data set 'cifar'; the sets are {', '.join(NAMES)}"):
+    with pytest.raises(InputError, match=f"unknown data set 'cifar'; choose from {', '.join(NAMES)}"):
         load("cifar")

@@ -13,9 +13,7 @@ import pytest
 from loopback import Answer, serving
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet, other_gzip, sha256_file
 
-from doublecv.lab.data.content import verified
-from doublecv.lab.data.download import STALE_SECONDS, DownloadError, download
-from doublecv.lab.data.loading import load_set
+from doublecv.lab.data.fetch import STALE_SECONDS, DownloadError, download, load_set, verified
 
 CONTENT = os.urandom(300_000)
 
@@ -57,24 +55,30 @@ def files_below(folder):
 
 
 @pytest.mark.parametrize(
-    ("answer", "name"),
+    "answer",
     [
-        (Answer(gzip.compress(CONTENT)), "numbers.gz"),
-        (Answer(other_gzip(CONTENT)), "numbers.gz"),
-        (Answer(CONTENT), "numbers"),
-        (Answer(gzip.compress(CONTENT), encoding="gzip"), "numbers"),
-        (Answer(gzip.compress(gzip.compress(CONTENT)), encoding="gzip"), "numbers.gz"),
-        (Answer(gzip.compress(CONTENT), length_given=False), "numbers.gz"),
+        Answer(gzip.compress(CONTENT)),
+        Answer(other_gzip(CONTENT)),
+        Answer(CONTENT),
+        Answer(gzip.compress(CONTENT), encoding="gzip"),
+        Answer(gzip.compress(gzip.compress(CONTENT)), encoding="gzip"),
+        Answer(gzip.compress(CONTENT), length_given=False),
     ],
     ids=["gzip", "other gzip", "plain", "unwrapped on the way", "wrapped on the way", "length not given"],
 )
-def test_any_wrapper_arrives(server, tmp_path, answer, name):
+def test_any_wrapper_arrives_unpacked(server, tmp_path, answer):
     server.answers["numbers.gz"] = answer
-    file = published(server, "numbers.gz")
-    path = download(file, tmp_path / "new" / "folder", SilentBar)
-    assert path == tmp_path / "new" / "folder" / name
-    assert verified(path, file) == CONTENT
-    assert files_below(tmp_path) == [f"new/folder/{name}"]
+    path = download(published(server, "numbers.gz"), tmp_path / "new" / "folder", SilentBar)
+    assert path.read_bytes() == CONTENT
+    assert files_below(tmp_path) == ["new/folder/numbers"]
+
+
+@pytest.mark.parametrize("length_given", [True, False])
+def test_a_download_that_does_not_end_is_given_up(server, tmp_path, length_given):
+    server.answers["numbers"] = Answer(bytes(len(CONTENT) + (1 << 20) + 1), length_given=length_given)
+    with pytest.raises(DownloadError, match=r"numbers: expected 300000 bytes with .*, found more than 1348576 bytes"):
+        download(published(server, "numbers"), tmp_path, SilentBar)
+    assert files_below(tmp_path) == []
 
 
 def test_redirect_is_followed(server, tmp_path):
@@ -149,7 +153,7 @@ def test_next_mirror_is_tried_from_the_start(server, tmp_path, trouble):
     path = download(file, tmp_path, SilentBar)
     assert verified(path, file) == CONTENT
     assert server.asked == ["first", "second"]
-    assert files_below(tmp_path) == ["numbers.gz"]
+    assert files_below(tmp_path) == ["numbers"]
 
 
 def test_every_failure_is_told(server, tmp_path):
@@ -169,7 +173,7 @@ def test_every_failure_is_told(server, tmp_path):
 
 @pytest.mark.parametrize("length_given", [True, False])
 def test_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch, length_given):
-    monkeypatch.setattr("doublecv.lab.data.download.SECONDS_WITHOUT_A_BYTE", 0.3)
+    monkeypatch.setattr("doublecv.lab.data.fetch.SECONDS_WITHOUT_A_BYTE", 0.3)
     rest = threading.Event()
     server.answers["silent"] = Answer(CONTENT, wait=rest, length_given=length_given)
     server.answers["second"] = Answer(CONTENT)
@@ -208,22 +212,22 @@ def test_full_disk_is_an_error_with_the_file_named_and_nothing_left(server, tmp_
 
 def test_only_old_partial_files_are_cleared_away(server, tmp_path):
     server.answers["numbers"] = Answer(CONTENT)
-    old, young = tmp_path / ".numbers.0123abcd.part", tmp_path / ".numbers.4567cdef.part"
+    old, young = tmp_path / "tmp0123abcd", tmp_path / "tmp4567cdef"
     for partial, age in ((old, STALE_SECONDS + 60), (young, STALE_SECONDS - 60)):
         partial.write_bytes(b"partial")
         os.utime(partial, (time.time() - age,) * 2)
     download(published(server, "numbers"), tmp_path, SilentBar)
-    assert files_below(tmp_path) == [young.name, "numbers"]
+    assert files_below(tmp_path) == ["numbers", young.name]
 
 
 def process_that_downloads(file, folder):
     code = (
         "import sys; from pathlib import Path\n"
-        "from doublecv.lab.data.download import download\n"
-        "from doublecv.lab.data.progress import DownloadBar, download_progress\n"
-        "from doublecv.lab.data.published import Checksum, PublishedFile\n"
+        "from doublecv.lab.data.fetch import DownloadBar, download\n"
+        "from rich.progress import Progress\n"
+        "from doublecv.lab.data.catalogue import Checksum, PublishedFile\n"
         f"file = PublishedFile({file.name!r}, Checksum(*{tuple(file.checksum)!r}), {file.bytes}, {file.mirrors!r})\n"
-        "with download_progress() as progress:\n"
+        "with Progress() as progress:\n"
         f"    download(file, Path({str(folder)!r}), lambda description: DownloadBar(progress, description))\n"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -235,13 +239,13 @@ def test_stopped_process_leaves_no_file_of_that_name(server, tmp_path, stop):
     server.answers["numbers"] = Answer(CONTENT, wait=rest)
     process = process_that_downloads(published(server, "numbers"), tmp_path)
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in tmp_path.iterdir()) and time.monotonic() < deadline:
+    while not server.asked and time.monotonic() < deadline:
         time.sleep(0.01)
     partial = files_below(tmp_path)
     process.send_signal(stop)
     _, errors = process.communicate(timeout=60)
     rest.set()
-    assert [name.endswith(".part") for name in partial] == [True]
+    assert [name.startswith("tmp") for name in partial] == [True]
     assert process.returncode != 0
     assert files_below(tmp_path) == (partial if stop == signal.SIGKILL else []), errors
 
@@ -269,7 +273,7 @@ def test_set_is_downloaded_once(server, tmp_path):
     for _ in range(2):
         assert small.is_loaded_in(load_set(small.set, None, tmp_path))
     assert server.asked == [f"home/{TRAIN_NAME}.gz", f"home/{TEST_NAME}.gz"]
-    assert files_below(tmp_path) == [f"small/{TEST_NAME}.gz", f"small/{TRAIN_NAME}.gz"]
+    assert files_below(tmp_path) == [f"small/{TEST_NAME}", f"small/{TRAIN_NAME}"]
 
 
 def test_set_half_downloaded_goes_on_with_the_other_half(server, tmp_path):

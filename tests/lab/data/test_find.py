@@ -6,9 +6,8 @@ import pytest
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.data.content import BrokenFile
-from doublecv.lab.data.datasets import FASHION_MNIST, OMNIGLOT
-from doublecv.lab.data.find import cache_folder, find
+from doublecv.lab.data.catalogue import FASHION_MNIST, OMNIGLOT
+from doublecv.lab.data.fetch import BrokenFile, cache_folder, find
 
 
 @pytest.fixture

@@ -13,13 +13,9 @@ from scipy.io import savemat
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet, other_gzip, random_images
 
 from doublecv.lab.data import load
-from doublecv.lab.data.content import BrokenFile
-from doublecv.lab.data.dataset import shuffled
-from doublecv.lab.data.datasets import FASHION_MNIST, MNIST, OMNIGLOT, SETS
-from doublecv.lab.data.find import Found
-from doublecv.lab.data.loading import load_set, read
-from doublecv.lab.data.omniglot import read_chardata
-from doublecv.lab.data.published import Checksum, Form, PublishedFile
+from doublecv.lab.data.catalogue import FASHION_MNIST, MNIST, OMNIGLOT, SETS, Checksum, Form, PublishedFile
+from doublecv.lab.data.fetch import BrokenFile, Found, load_set, read
+from doublecv.lab.data.readers import read_chardata, shuffled
 
 
 @pytest.fixture
@@ -178,4 +174,4 @@ def test_real_mnist_from_a_mirror_with_another_wrapper(monkeypatch, tmp_path):
         form = dataclasses.replace(MNIST.forms[0], files=tuple(files))
         dataset = load_set(dataclasses.replace(MNIST, forms=(form,)), None, tmp_path)
     np.testing.assert_array_equal(dataset.test, raw_idx(folder, TEST_NAME, 10_000))
-    assert sorted(path.name for path in (tmp_path / "mnist").iterdir()) == [f"{TEST_NAME}.gz", f"{TRAIN_NAME}.gz"]
+    assert sorted(path.name for path in (tmp_path / "mnist").iterdir()) == [TEST_NAME, TRAIN_NAME]

@@ -1,6 +1,7 @@
 """Omniglot's two forms."""
 
 import io
+import zipfile
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from scipy.io import savemat
 from small_sets import random_images
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.data.omniglot import read_chardata, read_npz
+from doublecv.lab.data.readers import read_chardata, read_npz
 
 
 def chardata(**variables):
@@ -76,5 +77,49 @@ def test_npz_keeps_the_images_and_their_order():
 
 def test_npz_with_pickled_objects_is_refused():
     objects = np.array([{"not": "an image"}], dtype=object)
-    with pytest.raises(ValueError, match="allow_pickle"):
+    with pytest.raises(InputError, match="train: expected uint8 images of 3 axes in C order, found object"):
         read_npz(npz(train=objects, test=random_images(1)))
+
+
+def npz_of(**members):
+    """An archive of members with these bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def npy(shape, pixels=b"", descr="|u1", order=False):
+    header = repr({"descr": descr, "fortran_order": order, "shape": shape}).encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + pixels
+
+
+GOOD = npy((1, 2, 3), bytes(6))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a NumPy archive"),
+        (b"PK", "not a NumPy archive"),
+        (npz_of(train=GOOD), "There is no item named 'test.npy'"),
+        (npz_of(train=GOOD, test=npy((10**9, 10**9, 10**9))), r"promises \(1000000000, 1000000000, 1000000000\)"),
+        (npz_of(train=GOOD, test=npy((1, 2, 3), bytes(5))), "expected 6 bytes, found 5"),
+        (npz_of(train=GOOD, test=npy((-1, 2, 3), bytes(6))), "expected uint8 images"),
+        (npz_of(train=GOOD, test=npy((1, 2, 3), bytes(48), "<f8")), "found float64"),
+        (npz_of(train=GOOD, test=npy((1, 2, 3), bytes(6), order=True)), "in C order"),
+        (npz_of(train=GOOD, test=b"nothing"), "test: not a NumPy array"),
+        (npz_of(train=GOOD, test=bytes(1 << 28)), "expected at most 134217728 bytes, found 268435456"),
+        (npz(train=random_images(2), test=random_images(2))[:-40], "not a NumPy archive"),
+    ],
+)
+def test_npz_that_lies_is_refused(content, message):
+    with pytest.raises(InputError, match=message):
+        read_npz(content)
+
+
+@pytest.mark.parametrize("content", [b"", b"MATLAB 5.0", bytes(200)])
+def test_what_is_no_matlab_file_is_refused(content):
+    with pytest.raises(InputError, match="not a MATLAB file with data and testdata"):
+        read_chardata(content, 28, 28)

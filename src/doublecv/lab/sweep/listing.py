@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doublecv.lab.common.files import write_atomically
-from doublecv.lab.data.find import cache_folder
+from doublecv.lab.data.fetch import cache_folder
 from doublecv.lab.sweep.cost import step_work, work
 from doublecv.lab.sweep.folder import cores, plan, processor
 from doublecv.lab.sweep.progress import duration

@@ -7,36 +7,29 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
-import tyro
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.data.content import BrokenFile
-from doublecv.lab.data.datasets import SETS
-from doublecv.lab.data.digits import load_digits
-from doublecv.lab.data.find import cache_folder, find
-from doublecv.lab.data.loading import read
-from doublecv.lab.data.published import ImageSet
+from doublecv.lab.common.options import Option
+from doublecv.lab.data.catalogue import SETS, ImageSet
+from doublecv.lab.data.fetch import BrokenFile, cache_folder, find, read
+from doublecv.lab.data.readers import read_digits
 
 
 @dataclass(frozen=True)
-class DataArguments:
+class DataSettings:
     """List the data sets, where each was found, and whether it is what was published.
 
-    Each is searched in --data-dir, in $DOUBLECV_DATA, where Debian's packages are, and in the user's cache;
-    what is in none of them is downloaded when it is first used.
+    Each is searched for in --data-dir, in $DOUBLECV_DATA, where Debian's package puts it, and in the user's cache. A
+    data set that is in none of them is downloaded when it is first used.
 
     Example: doublecv data --data-dir images
     """
 
-    data_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """The folder that holds the sets, each in a folder of its own name."""
+    data_dir: Annotated[Path | None, Option(metavar="DIR")] = None
+    """The folder that holds the data sets, each in a folder of its own name."""
 
 
 class Status(NamedTuple):
-    """A line of the table, and what is wrong if anything is."""
+    """A row of the table, and what is wrong if anything is."""
 
     name: str
     state: str
@@ -44,30 +37,33 @@ class Status(NamedTuple):
     problem: str | None = None
 
 
-def main(arguments: DataArguments) -> None:
-    """Print the table, and below it what is wrong with the sets that are broken."""
-    lines = [digits_status(), *(set_status(each, arguments.data_dir, cache_folder()) for each in SETS.values())]
+def main(settings: DataSettings) -> None:
+    """Print the table, and below it what is wrong with the data sets that are broken."""
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    rows = [digits_status(), *(set_status(each, settings.data_dir, cache_folder()) for each in SETS.values())]
     table = Table("data set", "state", Column("where", overflow="fold"))
-    for line in lines:
-        table.add_row(line.name, line.state, Text(line.where))
-    console = Console()
-    console.print(table)
-    for line in lines:
-        if line.problem is not None:
-            console.print(line.problem, highlight=False, soft_wrap=True, markup=False)
+    for row in rows:
+        table.add_row(row.name, row.state, Text(row.where))
+    Console().print(table)
+    for row in rows:
+        if row.problem is not None:
+            print(row.problem)
 
 
 def digits_status() -> Status:
-    """The digits are where scikit-learn is."""
+    """Read the digits of scikit-learn."""
     try:
-        load_digits()
+        read_digits()
     except InputError as error:
         return Status("digits", "broken", "scikit-learn", str(error))
     return Status("digits", "intact", "scikit-learn")
 
 
 def set_status(image_set: ImageSet, directory: Path | None, cache: Path) -> Status:
-    """Find the set, and read it as a training run would."""
+    """Find a data set and read it as a training run would."""
     name = image_set.name
     try:
         found = find(image_set, directory, cache)
