@@ -1,0 +1,254 @@
+r"""One table model, rendered as Markdown, LaTeX, CSV, a terminal table, and by the report's page as HTML.
+
+A `Table` holds, for every entry, the text that people read and the value that files and sorting use:
+
+>>> table = Table("speed", "Speed", "Medians.", (Column("estimator", numeric=False), Column("ms", key="milliseconds")),
+...               ((words("rloo"), number(3.14159)),))
+>>> print(table.to_markdown())
+### Speed
+<BLANKLINE>
+Medians.
+<BLANKLINE>
+| estimator | ms |
+| --- | ---: |
+| rloo | 3.14 |
+<BLANKLINE>
+>>> table.to_csv()
+'estimator,milliseconds\nrloo,3.14159\n'
+
+All text is treated as foreign: each format escapes what it would otherwise interpret.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
+
+_LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "`": r"\textasciigrave{}",
+    MINUS: "$-$",
+    PLUS_MINUS: r"$\pm$",
+}
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>#|~&$]|:(?=//)|(?<=www)\.)")
+_FORMULA = ("=", "+", "-", "@", MINUS)
+"""A spreadsheet reads text that begins with one of these as a formula."""
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        heading: the text above it.
+        numeric: whether it is aligned to the right and sorted by number.
+        key: its name in CSV files and in `Table.select`; the heading if empty.
+        error: the name in CSV files of the entries' errors; none are written if empty.
+        ruled: whether LaTeX draws a rule to its left.
+    """
+
+    heading: str
+    numeric: bool = True
+    key: str = ""
+    error: str = ""
+    ruled: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in files."""
+        return self.key or self.heading
+
+
+class Entry(NamedTuple):
+    """An entry of a table; all empty where there is nothing to say.
+
+    Attributes:
+        text: what people read.
+        value: what files hold and tables are sorted by.
+        error: what follows the value after a plus-minus sign.
+        mark: a word that the page colours the entry by.
+        bold: whether LaTeX sets it in bold face.
+    """
+
+    text: str = ""
+    value: float | str | None = None
+    error: float | None = None
+    mark: str = ""
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        name: a word for files and links.
+        title: what the table shows.
+        caption: what was run and how to read it.
+        columns: the columns; the first `row_headings` of them say what a row is.
+        rows: the entries, one per column.
+        row_headings: the number of entries at the beginning of a row that are its headings.
+        sections: headings between rows, by the index of the row below.
+    """
+
+    name: str
+    title: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+    row_headings: int = 1
+    sections: tuple[tuple[int, str], ...] = ()
+
+    def select(self, keys: Sequence[str], **changes: Any) -> Table:
+        """Return the columns of these names, with other attributes changed."""
+        names = [column.name for column in self.columns]
+        chosen = [names.index(key) for key in keys]
+        return replace(
+            self,
+            columns=tuple(self.columns[index] for index in chosen),
+            rows=tuple(tuple(row[index] for index in chosen) for row in self.rows),
+            **changes,
+        )
+
+    def where(self, **values: Any) -> Table:
+        """Return the rows whose entries have these values, by the name of the column."""
+        names = [column.name for column in self.columns]
+        wanted = {names.index(key): value for key, value in values.items()}
+        rows = tuple(row for row in self.rows if all(row[index].value == value for index, value in wanted.items()))
+        return replace(self, rows=rows)
+
+    def to_markdown(self) -> str:
+        """Return the table below its title and caption."""
+        lines = [
+            [escape_markdown(column.heading) for column in self.columns],
+            ["---:" if column.numeric else "---" for column in self.columns],
+            *([escape_markdown(entry.text) for entry in row] for row in self.rows),
+        ]
+        body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        return f"### {escape_markdown(self.title)}\n\n{escape_markdown(self.caption)}\n\n{body}"
+
+    def to_latex(self) -> str:
+        """Return a table environment, which needs the package booktabs."""
+        layout = "".join(f"{'|' if column.ruled else ''}{'r' if column.numeric else 'l'}" for column in self.columns)
+        headings = [
+            rf"\multicolumn{{1}}{{{'|' if column.ruled else ''}c}}{{{escape_latex(column.heading)}}}"
+            if column.numeric
+            else escape_latex(column.heading)
+            for column in self.columns
+        ]
+        lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", " & ".join(headings) + r" \\"]
+        sections = dict(self.sections) or {0: ""}
+        for index, row in enumerate(self.rows):
+            if index in sections:
+                lines.append(r"\midrule")
+            if heading := sections.get(index):
+                lines.append(rf"\multicolumn{{{len(self.columns)}}}{{l}}{{\emph{{{escape_latex(heading)}}}:}} \\")
+            lines.append(" & ".join(map(_latex_entry, row, self.columns)) + r" \\")
+        caption = f"{escape_latex(self.title)}. {escape_latex(self.caption)}"
+        lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{_word(self.name)}}}"]
+        return "\n".join([r"\begin{table*}[t]", r"\footnotesize", r"\centering", *lines, r"\end{table*}", ""])
+
+    def to_csv(self) -> str:
+        """Return the values and errors, empty where there is none; text is never a spreadsheet's formula."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_csv_value(name) for column in self.columns for name in (column.name, column.error) if name)
+        for row in self.rows:
+            values: list[float | str | None] = []
+            for column, entry in zip(self.columns, row, strict=True):
+                values += [entry.value, entry.error] if column.error else [entry.value]
+            writer.writerow(map(_csv_value, values))
+        return file.getvalue()
+
+    def to_rich(self) -> RichTable:
+        """Return the table for a terminal; a heading breaks at its newlines."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        shown = RichTable(title=Text(self.title), caption=Text(self.caption), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for column in self.columns:
+            shown.add_column(Text(column.heading), justify="right" if column.numeric else "left", no_wrap=True)
+        sections = dict(self.sections)
+        for index, row in enumerate(self.rows):
+            if index in sections and index > 0:
+                shown.add_section()
+            shown.add_row(*(Text(entry.text.replace(MINUS, "-")) for entry in row))
+        return shown
+
+
+def words(text: str, value: str | None = None, mark: str = "") -> Entry:
+    """Return an entry of text; its value is the text unless another is given."""
+    return Entry(text, text if value is None else value, mark=mark)
+
+
+def number(value: float | None, decimals: int = 2, signed: bool = False, error: float | None = None) -> Entry:
+    """Return a number with some decimals and its error after a plus-minus sign; empty for None, NaN and infinity."""
+    if value is None or not isfinite(value):
+        return Entry()
+    text = f"{value:{'+' if signed else ''},.{decimals}f}".replace("-", MINUS)
+    return Entry(text if error is None else f"{text} {PLUS_MINUS} {error:,.{decimals}f}", value, error)
+
+
+def significant(value: float | None, digits: int = 3, error: float | None = None) -> Entry:
+    """Return a number with some significant digits, in powers of ten where it is small or large; empty for None."""
+    if value is None or not isfinite(value):
+        return Entry()
+    text = _significant(value, digits)
+    return Entry(text if error is None else f"{text} {PLUS_MINUS} {_significant(error, 2)}", value, error)
+
+
+def escape_latex(text: str) -> str:
+    """Return plain text for LaTeX, in which nothing is a command."""
+    return "".join(_LATEX.get(character, character) for character in _one_line(text))
+
+
+def escape_markdown(text: str) -> str:
+    """Return plain text for Markdown, in which nothing is markup."""
+    return _MARKDOWN.sub(r"\\\1", _one_line(text))
+
+
+def _significant(value: float, digits: int) -> str:
+    plain = value == 0 or 1e-3 <= abs(value) < 1e5
+    return (f"{value:.{digits}g}" if plain else f"{value:.{digits - 1}e}").replace("-", MINUS)
+
+
+def _latex_entry(entry: Entry, column: Column) -> str:
+    if not (column.numeric and isinstance(entry.value, int | float)):
+        return escape_latex(entry.text)
+    text = entry.text.replace(MINUS, "-").replace(f" {PLUS_MINUS} ", r"\pm ").replace("%", r"\%").replace(",", "{,}")
+    face = r"\bf " if entry.bold else ""
+    return f"${face}{text}$"
+
+
+def _csv_value(value: float | str | None) -> float | str:
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return ""
+    if isinstance(value, str):
+        text = _one_line(value)
+        return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+    return value
+
+
+def _one_line(text: str) -> str:
+    """Return the text with every control character, line break and direction mark replaced by a space."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "-", name)
