@@ -154,6 +154,7 @@ def test_a_run_with_other_settings_under_its_name_is_not_mixed(tmp_path):
     begin(planned(folder, "table-k2-bernoulli"))
     held = json.loads((folder / "sweep.json").read_text())
     held["runs"][0]["settings"]["latents"] = 199
+    del held["checksum"]
     (folder / "sweep.json").write_text(json.dumps(held))
     with pytest.raises(InputError, match="with latents 199, and here it is 200; name another folder"):
         begin(planned(folder, "table-k2-bernoulli"))
@@ -161,12 +162,35 @@ def test_a_run_with_other_settings_under_its_name_is_not_mixed(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "cannot be read"), ('{"format": 2}', "has format 2, and this version reads 1"), ("{}", "cannot be read")],
+    [("{", "found no JSON"), ('{"format": 2}', "has format 2, and this version reads 1"), ("{}", "has format null")],
 )
 def test_a_damaged_file_is_one_sentence(content, message, tmp_path):
     (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(InputError, match=message):
         sweep.load(tmp_path)
+
+
+def test_a_changed_number_is_noticed(tmp_path):
+    begin(planned(tmp_path / "sweep", "table-k2-bernoulli"))
+    path = tmp_path / "sweep" / "sweep.json"
+    path.write_text(path.read_text().replace('"latents": 200', '"latents": 201'))
+    with pytest.raises(InputError, match="field checksum"):
+        sweep.load(path.parent)
+
+
+@pytest.mark.parametrize("place", ["/tmp/elsewhere", "../elsewhere", "runs/../../elsewhere", "link/run", ""])
+def test_a_run_outside_the_folder_is_refused(tmp_path, place):
+    folder = tmp_path / "sweep"
+    begun = begin(planned(folder, "table-k2-bernoulli"))
+    (folder / "link").symlink_to(tmp_path)
+    held = sweep.as_json(begun)
+    held["runs"][0]["folder"] = place
+    (folder / "sweep.json").write_text(json.dumps(held))
+    with pytest.raises(InputError, match=r"does not stay inside|is a symbolic link"):
+        sweep.load(folder)
+    faults = {}
+    assert len(sweep.load(folder, faults).runs) == len(begun.runs) - 1
+    assert list(faults) == ["entry 1"]
 
 
 def test_a_folder_without_a_sweep(tmp_path):

@@ -98,6 +98,9 @@ def read_fields(path: Path) -> dict[str, Any]:
         raise DamagedFile(path, "JSON with too many levels or digits", "a document of a run") from error
     if not isinstance(found, dict):
         raise DamagedFile(path, shortened(found), "a JSON object")
+    for name, value in _numbers(found):
+        if not _is_number(value) or not isfinite(value):
+            raise DamagedFile(path, shortened(value), "a finite number", None, name)
     if CHECKSUM in found:
         given = found.pop(CHECKSUM)
         if given != (computed := _document_checksum(found)):
@@ -248,6 +251,18 @@ def _has_words(record: Record) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _numbers(found: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Iterate over all numbers of a document with the names of their fields."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield from _numbers(value, f"{name}.{key}" if name else key)
+    elif isinstance(found, list):
+        for index, value in enumerate(found):
+            yield from _numbers(value, f"{name}[{index}]")
+    elif isinstance(found, int | float) and not isinstance(found, bool):
+        yield name, found
 
 
 def _finite(value: Any) -> Any:

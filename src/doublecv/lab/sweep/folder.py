@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import LOCK, locked, write_atomically
+from doublecv.lab.common.records import seal_document
 from doublecv.lab.sweep.sweep import FILE, Sweep, SweepRun, as_json, load
 from doublecv.lab.sweep.targets import TARGETS, Only
 
@@ -58,7 +58,7 @@ def begin(wanted: Sweep) -> Sweep:
     elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise InputError(f"--out {folder} is not empty and holds no sweep; name a new folder, or the one of a sweep")
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / FILE, (json.dumps(as_json(wanted), indent=2) + "\n").encode())
+    write_atomically(folder / FILE, seal_document(as_json(wanted)))
     return wanted
 
 

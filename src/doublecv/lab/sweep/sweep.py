@@ -21,11 +21,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta
 
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.files import is_locked
+from doublecv.lab.common.files import inside, is_locked
+from doublecv.lab.common.records import convert, read_fields, shortened
 
 FILE = "sweep.json"
 FORMAT = 1
@@ -109,33 +112,73 @@ class Sweep:
         return next(run for run in self.runs if run.name == name)
 
 
-def load(folder: Path) -> Sweep:
-    """The sweep in a folder, or an `InputError`."""
+@dataclass(frozen=True)
+class _Entry:
+    """One run in sweep.json."""
+
+    name: Annotated[str, Meta(pattern=r"^[\w.-]+\Z", max_length=200)]
+    kind: Kind
+    folder: str
+    settings: dict[str, Any]
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    """The fields of sweep.json."""
+
+    format: int
+    targets: tuple[str, ...]
+    command: str
+    steps: int | None
+    seeds: tuple[int, ...]
+    only: dict[str, tuple[str, ...]]
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+    runs: tuple[Any, ...]
+
+
+def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
+    """Read the sweep in a folder.
+
+    Args:
+        folder: the folder.
+        faults: where to put the entries of sweep.json that cannot be read, and why; if None, they are errors.
+
+    Raises:
+        InputError: where there is no sweep, sweep.json is damaged, or the folder of a run is not inside the sweep's.
+    """
     path = folder / FILE
     try:
-        held = json.loads(path.read_text())
-        if held["format"] != FORMAT:
-            raise InputError(f"{path} has format {held['format']}, and this version reads {FORMAT}")
-        return Sweep(
-            folder,
-            tuple(held["targets"]),
-            held["command"],
-            held["steps"],
-            tuple(held["seeds"]),
-            {key: tuple(values) for key, values in held["only"].items()},
-            held["versions"],
-            held["machine"],
-            tuple(
-                SweepRun(run["name"], run["kind"], folder / run["folder"], run["settings"], tuple(run["targets"]))
-                for run in held["runs"]
-            ),
-        )
+        held = read_fields(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{folder} holds no sweep: there is no {path}; doublecv reproduce makes one") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} cannot be read ({error!r}); begin again with another folder") from error
+    if held.get("format") != FORMAT:
+        raise InputError(f"{path} has format {shortened(held.get('format'))}, and this version reads {FORMAT}")
+    file = convert(path, held, _File)
+    runs: dict[str, SweepRun] = {}
+    for index, entry in enumerate(file.runs):
+        try:
+            found = convert(path, entry, _Entry, f"runs[{index}]")
+            if found.name in runs:
+                raise InputError(f"{path}, field runs[{index}].name: {found.name} is there twice")
+            place = inside(folder, found.folder)
+            runs[found.name] = SweepRun(found.name, found.kind, place, found.settings, found.targets)
+        except InputError as error:
+            if faults is None:
+                raise
+            faults[f"entry {index + 1}"] = str(error)
+    return Sweep(
+        folder,
+        file.targets,
+        file.command,
+        file.steps,
+        file.seeds,
+        file.only,
+        file.versions,
+        file.machine,
+        tuple(runs.values()),
+    )
 
 
 def as_json(sweep: Sweep) -> dict[str, Any]:
