@@ -1,19 +1,24 @@
 """Low-variance, unbiased gradients of expectations under discrete distributions, for JAX and PyTorch.
 
 >>> import doublecv as dcv
->>> dcv.DoubleCV(samples=4).coefficients()
-{'alpha': 0.0}
+>>> dcv.QuadraticDoubleCV(samples=4).evaluations
+4
 """
 
-from doublecv import diagnostics, estimators
+from doublecv import estimators
 from doublecv.distributions import Bernoulli, Categorical
 from doublecv.estimators import (
     ARMS,
     RLOO,
+    Antithetic,
+    ConcreteDoubleCV,
+    DirichletCopula,
     DisARM,
     DoubleCV,
     Estimator,
-    Evaluation,
+    HalfDoubleCV,
+    Learned,
+    LearnedSurrogate,
     MuProp,
     QuadraticDoubleCV,
     Rebar,
@@ -21,21 +26,28 @@ from doublecv.estimators import (
     Relax,
     Rodeo,
     RStar,
-    Surrogate,
+    make,
+    names,
 )
+from doublecv.exact import exact_gradient, exact_mean, exact_moments
 from doublecv.policy_gradient import advantages, pass_at_k, score_function_loss
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ARMS",
     "RLOO",
+    "Antithetic",
     "Bernoulli",
     "Categorical",
+    "ConcreteDoubleCV",
+    "DirichletCopula",
     "DisARM",
     "DoubleCV",
     "Estimator",
-    "Evaluation",
+    "HalfDoubleCV",
+    "Learned",
+    "LearnedSurrogate",
     "MuProp",
     "QuadraticDoubleCV",
     "RStar",
@@ -43,10 +55,13 @@ __all__ = [
     "Reinforce",
     "Relax",
     "Rodeo",
-    "Surrogate",
     "advantages",
-    "diagnostics",
     "estimators",
+    "exact_gradient",
+    "exact_mean",
+    "exact_moments",
+    "make",
+    "names",
     "pass_at_k",
     "score_function_loss",
 ]

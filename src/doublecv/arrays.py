@@ -1,14 +1,15 @@
-"""The one door to the array libraries: what NumPy, JAX and torch arrays do differently.
+"""Helpers for the operations on which NumPy, JAX and PyTorch differ.
 
-Everything else in the formulas goes through the array API standard, so that one formula runs on all three.
+All other operations in the formulas use the array API standard, so that one formula runs on all three libraries.
 
-The shapes in the annotations: `*batch` are the axes of independent problems, `*logits` those and the axes of one event
-(D for Bernoulli, D C for Categorical), K the samples, `*leading` any axes in front, and `*points` any axes followed by
-those of the logits.
+In annotations, `*batch` are the axes of independent problems, `*logits` are the batch axes followed by the axes of one
+event (D for Bernoulli, D C for Categorical), K is the number of samples, `*leading` are any axes in front, and `*points`
+are any axes followed by those of the logits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from operator import add
 from typing import Any, TypeAlias
@@ -22,12 +23,12 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def namespace(array: Array) -> Any:
-    """The array API namespace of an array's library."""
+    """Return the array API namespace of an array's library."""
     return array_namespace(array)
 
 
 def detach(array: Array) -> Array:
-    """The same numbers, held constant under differentiation."""
+    """Return the same numbers, held constant under differentiation."""
     if is_torch_array(array):
         return array.detach()
     if is_jax_array(array):
@@ -38,11 +39,11 @@ def detach(array: Array) -> Array:
 
 
 def sigmoid(array: Array) -> Array:
-    """1 / (1 + exp(-array)), accurate in both tails.
+    """Return 1 / (1 + exp(-array)), accurate in both tails.
 
-    torch runs every operation by itself, so its own kernel is many times faster there. The formula has `where` because
-    the derivative of an absolute value at 0 is 0 in the array libraries, which would silently make the derivative at 0
-    vanish.
+    PyTorch launches one kernel per operation, so its own sigmoid is much faster there. The formula uses `where` because
+    the array libraries define the derivative of an absolute value at 0 as 0, which would make the derivative at 0 vanish
+    silently.
     """
     xp = namespace(array)
     if is_torch_array(array):
@@ -52,27 +53,53 @@ def sigmoid(array: Array) -> Array:
 
 
 def sum_over_samples(v: Array) -> Array:
-    """sum_k v_k over the leading axis.
+    r"""Return :math:`\sum_k v_k` over the leading axis.
 
-    XLA on a CPU adds along a leading axis one number at a time, several times slower than the same additions written
-    out, which it fuses with what made the terms.
+    XLA on a CPU reduces a leading axis several times more slowly than the same additions written out, which it fuses
+    with the operations that made the terms.
     """
-    if is_jax_array(v) and 0 < v.shape[0] <= MOST_WRITTEN_OUT:
+    if is_jax_array(v) and 0 < v.shape[0] <= MAX_UNROLLED:
         return reduce(add, (v[k] for k in range(v.shape[0])))
     return namespace(v).sum(v, axis=0)
 
 
-MOST_WRITTEN_OUT = 32
-"""The most terms of a sum over samples that are written out: a program grows with them, and so does its compilation."""
+MAX_UNROLLED = 32
+"""The longest sum over samples that is written out; the size of the compiled program grows with it."""
 
 
 def matrix_product(a: Array, b: Array) -> Array:
-    """a @ b with all digits of the numbers: JAX leaves some away on accelerators unless it is told not to."""
+    """Multiply at full precision (JAX defaults to lower precision on accelerators)."""
     if is_jax_array(a):
         import jax.numpy as jnp
 
         return jnp.matmul(a, b, precision="highest")
     return a @ b
+
+
+def value_and_gradient(f: Callable[[Array], Array], x: Array) -> tuple[Array, Array]:
+    """Return f at the points x and its gradient in x, by the automatic differentiation of the array's library."""
+    if is_jax_array(x):
+        import jax
+
+        values, pullback = jax.vjp(f, x)
+        return values, pullback(namespace(values).ones_like(values))[0]
+    if is_torch_array(x):
+        import torch
+
+        with torch.enable_grad():
+            points = x.detach().clone().requires_grad_()
+            values = f(points)
+            (gradient,) = torch.autograd.grad(values.sum(), points)
+        return values.detach(), gradient
+    raise ValueError(
+        "df is None, but the gradient of f is needed and NumPy cannot find it; give df, or make q of a JAX or torch array"
+    )
+
+
+def widened(array: Array) -> Array:
+    """Return the array with at least 32 bits per number: sums over many variables are inaccurate in narrower types."""
+    xp = namespace(array)
+    return xp.astype(array, xp.float32) if xp.finfo(array.dtype).bits < 32 else array
 
 
 def require_floating(argument: str, array: Array) -> None:
@@ -90,9 +117,9 @@ def require_floating(argument: str, array: Array) -> None:
 
 
 def register_where_jax_is_in_use(instance: object, *fields: str) -> None:
-    """Make the class of `instance` a JAX pytree of `fields`, the first time one of them holds a JAX array.
+    """Register the class of `instance` as a JAX pytree of `fields` the first time one of them holds a JAX array.
 
-    `import doublecv` must not import JAX, so this cannot happen when the class is defined.
+    `import doublecv` must not import JAX, so the class cannot be registered where it is defined.
     """
     if any(is_jax_array(getattr(instance, field)) for field in fields):
         register_pytree(type(instance), fields)

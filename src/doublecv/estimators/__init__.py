@@ -1,32 +1,33 @@
-"""The estimators, one file a family, and the registry that makes them by name."""
+"""The estimators, one file per family, and the registry that makes them by name."""
 
 from functools import partial
 
-from doublecv.estimators.arms import ARMS
-from doublecv.estimators.base import Estimator
-from doublecv.estimators.disarm import DisARM
-from doublecv.estimators.double_cv import DoubleCV
+from doublecv.estimators.antithetic import ARMS, DisARM
+from doublecv.estimators.base import Applied, Estimator, FixedEstimator, Learned, Needs, RelaxedEstimator
+from doublecv.estimators.couplings import Antithetic, Coupling, DirichletCopula, Independent
 from doublecv.estimators.evaluation import Evaluation
-from doublecv.estimators.linear import LinearEstimator
-from doublecv.estimators.muprop import MuProp
+from doublecv.estimators.linear import LinearEstimator, fixed_coefficients
 from doublecv.estimators.parts import Parts, Vectors, WeightedScores
-from doublecv.estimators.quadratic_double_cv import QuadraticDoubleCV
-from doublecv.estimators.rebar import Rebar
-from doublecv.estimators.registry import make, names, register
-from doublecv.estimators.reinforce import Reinforce
-from doublecv.estimators.relax import Relax
-from doublecv.estimators.rloo import RLOO
-from doublecv.estimators.rodeo import Rodeo
-from doublecv.estimators.rstar import RStar
-from doublecv.estimators.surrogate import Surrogate
+from doublecv.estimators.quadratic import QuadraticDoubleCV
+from doublecv.estimators.registry import label, make, names, register
+from doublecv.estimators.relaxed import ConcreteDoubleCV, Rebar, Relax
+from doublecv.estimators.score_function import RLOO, Reinforce, RStar
+from doublecv.estimators.stein import Rodeo
+from doublecv.estimators.surrogate import LearnedSurrogate
+from doublecv.estimators.taylor import DoubleCV, HalfDoubleCV, MuProp
+
+
+def _surrogate_quadratic(samples: int, directions: int | None = None) -> LearnedSurrogate:
+    return LearnedSurrogate(QuadraticDoubleCV(samples), directions)
+
 
 register("reinforce", Reinforce)
 register("r-star", RStar)
 register("rloo", RLOO)
 register("double-cv", DoubleCV)
-register("double-cv-mean", partial(DoubleCV, surrogate="mean"))
-register("double-cv-current", partial(DoubleCV, keep="current"))
-register("double-cv-others", partial(DoubleCV, keep="others"))
+register("double-cv-mean", partial(DoubleCV, control="mean"))
+register("double-cv-current", partial(HalfDoubleCV, keep="current"))
+register("double-cv-others", partial(HalfDoubleCV, keep="others"))
 register("muprop", MuProp)
 register("disarm", DisARM)
 register("arms", ARMS)
@@ -34,33 +35,46 @@ register("rebar", Rebar)
 register("relax", Relax)
 register("rodeo", Rodeo)
 register("double-cv-moments", partial(DoubleCV, learning="moments"))
-register("double-cv-antithetic", partial(DoubleCV, coupling="antithetic"))
-register("double-cv-mean-antithetic", partial(DoubleCV, surrogate="mean", coupling="antithetic"))
-register("double-cv-mean-dirichlet", partial(DoubleCV, surrogate="mean", coupling="dirichlet"))
-register("double-cv-concrete", partial(DoubleCV, surrogate="concrete"))
+register("double-cv-antithetic", partial(DoubleCV, coupling=Antithetic()))
+register("double-cv-mean-antithetic", partial(DoubleCV, control="mean", coupling=Antithetic()))
+register("double-cv-mean-dirichlet", partial(DoubleCV, control="mean", coupling=DirichletCopula()))
+register("double-cv-concrete", ConcreteDoubleCV)
 register("quadratic-double-cv", QuadraticDoubleCV)
 register("quadratic-double-cv-gradient", partial(QuadraticDoubleCV, learning="gradient"))
-register("surrogate-quadratic-double-cv", lambda samples: Surrogate(QuadraticDoubleCV(samples)))
+register("surrogate-quadratic-double-cv", _surrogate_quadratic)
 
 __all__ = [
     "ARMS",
     "RLOO",
+    "Antithetic",
+    "Applied",
+    "ConcreteDoubleCV",
+    "Coupling",
+    "DirichletCopula",
     "DisARM",
     "DoubleCV",
     "Estimator",
     "Evaluation",
+    "FixedEstimator",
+    "HalfDoubleCV",
+    "Independent",
+    "Learned",
+    "LearnedSurrogate",
     "LinearEstimator",
     "MuProp",
+    "Needs",
     "Parts",
     "QuadraticDoubleCV",
     "RStar",
     "Rebar",
     "Reinforce",
     "Relax",
+    "RelaxedEstimator",
     "Rodeo",
-    "Surrogate",
     "Vectors",
     "WeightedScores",
+    "fixed_coefficients",
+    "label",
     "make",
     "names",
     "register",

@@ -1,11 +1,11 @@
-"""What every estimator is: a frozen dataclass with a handful of named parts."""
+r"""The interface of every estimator: a frozen value, a description of its needs, one `init` and one `apply`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 from doublecv.arrays import Array, Shape
 from doublecv.distributions import Bernoulli, Categorical, Distribution
@@ -15,20 +15,85 @@ from doublecv.estimators.evaluation import Evaluation
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-REASONS = {
-    2: ": a sample's baseline is made from the other samples",
-    4: ": the surrogate of an antithetic pair is made from the other pairs",
-}
-"""Why K cannot be less than this."""
+
+@dataclass(frozen=True)
+class Needs:
+    """Describe what an estimator asks of f, of q and of the caller.
+
+    Attributes:
+        gradient: whether the formula uses the gradient of f in x at the samples.
+        mean: whether the formula uses f and its gradient in x at the mean of q.
+        expected_f: whether the formula uses the exact mean of f; a function from q to that mean, or True to find it by
+            enumeration.
+        relaxed_points: the number of relaxed points at which the control variate is evaluated, in addition to the
+            samples.
+        families: the distributions that the estimator supports.
+        minimum_samples: the smallest K.
+        multiple_of: the number that K must be a multiple of.
+        coupling: how the K samples depend on each other.
+        context: whether the estimator uses a context, features of each batch element.
+        sized: whether the sizes of the learned state come from q or the context.
+        path: whether the samples may be paths, each with its own visited logits.
+        coefficients: the names of the coefficients, where the estimate is linear in them.
+    """
+
+    gradient: bool = False
+    mean: bool = False
+    expected_f: bool | Callable[[Distribution], Array] = False
+    relaxed_points: int = 0
+    families: tuple[type[Distribution], ...] = (Bernoulli, Categorical)
+    minimum_samples: int = 1
+    multiple_of: int = 1
+    coupling: Coupling = Independent()  # noqa: RUF009, because couplings are immutable
+    context: bool = False
+    sized: bool = False
+    path: bool = False
+    coefficients: tuple[str, ...] = ()
+
+
+class Learned(NamedTuple):
+    """Hold what an estimator has learned.
+
+    Attributes:
+        numbers: numbers that descend along a gradient, by name.
+        averages: running averages over earlier steps, by name. Their gradient is always 0.
+        statistics: zeros, by name. Their cotangent carries the statistics of a step to `update`; their value is never
+            read.
+    """
+
+    numbers: dict[str, Any]
+    averages: dict[str, Any]
+    statistics: dict[str, Any]
+
+
+NOTHING = Learned({}, {}, {})
+"""The learned state of an estimator that learns nothing."""
+
+
+class Applied(NamedTuple):
+    """Hold the result of an estimator's formula.
+
+    Attributes:
+        gradient: the estimate of the gradient in the logits; per sample where q has visited logits.
+        statistics: this step's statistics, sums over batch elements, with the names of `Learned.statistics`.
+        derivatives: where the estimate is linear in the numbers, a function from a cotangent of `gradient` to the
+            derivatives of the numbers; None where automatic differentiation must find them.
+        loss: what the numbers minimise in addition to the squared estimate; None where there is no such thing.
+    """
+
+    gradient: Float[Array, "*logits"]
+    statistics: dict[str, Any]
+    derivatives: Callable[[Float[Array, "*logits"]], dict[str, Any]] | None = None
+    loss: Float[Array, ""] | None = None
 
 
 @dataclass(frozen=True)
 class Estimator(ABC):
-    """An unbiased estimator of d/dlogits E_q f from f at K samples of q.
+    r"""Estimate :math:`\nabla_{logits} E_q f` without bias from f at K samples of q.
 
-    A subclass states its name and its formula and, where they differ from those given here, the facts about it: its
-    coefficients, how its samples are coupled, what it needs of f. All that acts on these facts is final here, so that
-    one file shows all that an estimator does.
+    An estimator is a frozen dataclass of its options. A subclass defines `needs`, `start`, `formula` and `advance`;
+    everything that acts on them is final. `FixedEstimator`, `LinearEstimator` and `RelaxedEstimator` are the starting
+    points for estimators that learn nothing, that are linear in their coefficients, and that have relaxed points.
 
     Attributes:
         samples: K, the number of samples at which f is evaluated.
@@ -36,201 +101,218 @@ class Estimator(ABC):
 
     samples: int
 
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Explain the most common wrong keyword before the dataclass refuses it."""
+        if "K" in options:
+            raise TypeError(f"{cls.__name__} has no option K; the number of samples is called samples: samples=4")
+        return super().__new__(cls)
+
     @final
     def __post_init__(self) -> None:
         if isinstance(self.samples, bool) or not isinstance(self.samples, int):
             raise TypeError(f"samples must be an integer, got {self.samples!r}")
-        if self.samples < self.minimum_samples:
-            raise ValueError(
-                f"samples must be at least {self.minimum_samples} for {type(self).__name__}, got {self.samples}"
-                + REASONS.get(self.minimum_samples, "")
-            )
-        if self.samples % self.multiple_of:
-            raise ValueError(
-                f"samples must be a multiple of {self.multiple_of} for {type(self).__name__}, got {self.samples}: "
-                f"its samples come in antithetic pairs; ARMS takes any number of coupled samples"
-            )
         self.check_options()
+        needs, name = self.needs, type(self).__name__
+        if self.samples < needs.minimum_samples:
+            reason = ": the baseline of a sample is made from other samples" if needs.minimum_samples > 1 else ""
+            raise ValueError(f"samples must be at least {needs.minimum_samples} for {name}, got {self.samples}{reason}")
+        if self.samples % needs.multiple_of:
+            raise ValueError(
+                f"samples must be a multiple of {needs.multiple_of} for {name}, got {self.samples}: its samples come in "
+                f"antithetic pairs; ARMS takes any number of coupled samples"
+            )
 
-    def check_options(self) -> None:  # noqa: B027, because most estimators have no option
-        """Raise where a field of the subclass has a value that it cannot have."""
+    def check_options(self) -> None:  # noqa: B027, because most estimators have no options to check
+        """Raise if an option has a value that it cannot have."""
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """The name under which the registry makes this estimator."""
+    def needs(self) -> Needs:
+        """Return what the estimator asks of f, of q and of the caller."""
 
-    @property
-    def minimum_samples(self) -> int:
-        """The least K."""
-        return 1
+    @abstractmethod
+    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+        """Return the initial learned state as NumPy arrays; q and context are given where `needs.sized`."""
 
-    @property
-    def multiple_of(self) -> int:
-        """Of what K must be a multiple."""
-        return 1
-
-    @property
-    def families(self) -> tuple[type[Distribution], ...]:
-        """The distributions that the estimator is for."""
-        return (Bernoulli, Categorical)
-
-    @property
-    def needs_df(self) -> bool:
-        """Whether the formula uses the gradient of f in x at the samples."""
-        return False
-
-    @property
-    def needs_mean(self) -> bool:
-        """Whether the formula uses f and its gradient in x at the mean of q."""
-        return False
-
-    @property
-    def relaxed_points(self) -> int:
-        """At how many relaxed points, besides the samples, the estimator evaluates its own control variate."""
-        return 0
-
-    @property
-    def sampler(self) -> Coupling:
-        """How the K samples depend on each other."""
-        return Independent()
-
-    @property
-    def evaluations(self) -> int:
-        """The number of points at which one estimate evaluates f."""
-        return self.samples + self.needs_mean + self.relaxed_points
-
-    def coefficients(self) -> dict[str, Any]:
-        """The learnable coefficients and their start."""
-        return {}
-
-    @property
-    def averaged(self) -> tuple[str, ...]:
-        """The names of coefficients that are running averages: rate 0.01 of plain descent, and no other, moves them."""
-        return ()
-
-    def numbers(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
-        """The coefficients as they enter the equation, where they are learned as something else."""
-        return dict(coefficients)
-
-    def control(
+    @abstractmethod
+    def formula(
         self,
-        f: Callable[[Array], Array],
         q: Distribution,
-        noise: Float[Array, "..."],
-        x: Float[Array, "K *logits"],
-        coefficients: Mapping[str, Any],
-    ) -> Float[Array, "relaxed *batch"]:
-        """The control variate at the relaxed points, which the front-end differentiates in q's logits.
+        evaluation: Evaluation,
+        learned: Learned,
+        weight: Float[Array, "*batch"],
+        context: Float[Array, "*batch features"] | None,
+    ) -> Applied:
+        """Compute the estimator's equation; `apply` calls it once the arguments are checked."""
 
-        q has an axis of `relaxed_points` in front, so that each point has logits of its own.
+    @abstractmethod
+    def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """Move the running averages by the statistics of one step."""
+
+    @property
+    @final
+    def evaluations(self) -> int:
+        """Return the number of points at which one estimate evaluates f."""
+        return self.samples + self.needs.mean + self.needs.relaxed_points
+
+    @final
+    def init(self, q: Distribution | None = None, context: Float[Array, "*batch features"] | None = None) -> Learned:
+        """Return the initial learned state, as NumPy arrays.
+
+        Args:
+            q: the distribution; only its sizes are used, and only where `needs.sized`.
+            context: features of each batch element; only its last axis is used.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no relaxed points")
+        if q is None and self.needs.sized:
+            raise ValueError(f"q is None, but the learned state of {type(self).__name__} has sizes that come from q")
+        if q is not None:
+            self.check_family(q)
+        return self.start(q, context)
 
     @final
     def noise_shape(self, q: Distribution) -> Shape:
-        """The shape of the uniform noise on [0, 1) that `draw` wants."""
-        return self.sampler.noise_shape(q, self.samples)
+        """Return the shape of the uniform noise on [0, 1) that `draw` takes."""
+        return self.needs.coupling.noise_shape(q, self.samples)
 
     @final
     def draw(self, q: Distribution, noise: Float[Array, "..."]) -> Float[Array, "K *logits"]:
-        """K samples of q, coupled as the estimator wants them."""
+        """Draw K samples of q, coupled as the estimator needs them."""
         self.check_family(q)
         wanted = self.noise_shape(q)
         if tuple(noise.shape) != wanted:
             raise ValueError(
                 f"noise must have shape {wanted} (estimator.noise_shape(q)), got shape {tuple(noise.shape)}"
             )
-        return self.sampler.draw(q, noise)
+        return self.needs.coupling.draw(q, noise)
 
     @final
-    def gradient(
-        self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*logits"]:
-        """The estimate of d/dlogits E_q f, shaped like the logits."""
-        self.check_family(q)
-        self.check_coefficients(coefficients)
-        self.check_evaluation(q, evaluation)
-        return self.formula(q, evaluation, coefficients)
-
-    @final
-    def gradient_and_loss(
+    def apply(
         self,
         q: Distribution,
         evaluation: Evaluation,
-        coefficients: Mapping[str, Any],
-        weight: Float[Array, "*batch"],
-    ) -> tuple[Float[Array, "*logits"], Float[Array, ""] | None]:
-        """The estimate and what the coefficients minimise besides its square, for a front-end to differentiate.
+        learned: Learned = NOTHING,
+        weight: Float[Array, "*batch"] | None = None,
+        context: Float[Array, "*batch features"] | None = None,
+    ) -> Applied:
+        """Check the arguments and compute the estimate.
 
-        `weight` is the weight that each batch element has in the loss.
+        Args:
+            q: the distribution.
+            evaluation: f at the samples and whatever else `needs` names.
+            learned: the learned state, at first `init(q, context)`.
+            weight: the absolute weight that each batch element has in the loss; None for the same weight for all.
+            context: features of each batch element.
         """
         self.check_family(q)
-        self.check_coefficients(coefficients)
+        self.check_learned(learned)
         self.check_evaluation(q, evaluation)
-        return self.formula_and_loss(q, evaluation, coefficients, weight)
-
-    @abstractmethod
-    def formula(
-        self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*logits"]:
-        """The estimator's equation; `gradient` calls it once the arguments are checked."""
-
-    def formula_and_loss(
-        self,
-        q: Distribution,
-        evaluation: Evaluation,
-        coefficients: Mapping[str, Any],
-        weight: Float[Array, "*batch"],
-    ) -> tuple[Float[Array, "*logits"], Float[Array, ""] | None]:
-        """The estimator's equation, and None where its coefficients have nothing to minimise but the estimate's square.
-
-        A coefficient that is learned from something else is held constant in the equation, and enters the loss.
-        """
-        return self.formula(q, evaluation, coefficients), None
+        if weight is None:
+            weight = q.xp.ones_like(evaluation.f[0])
+        return self.formula(q, evaluation, learned, weight, context)
 
     @final
     def check_family(self, q: Distribution) -> None:
-        """Raise unless q is a distribution that the estimator is for."""
-        if not isinstance(q, self.families):
-            wanted = " or ".join(f"doublecv.{family.__name__}" for family in self.families)
-            remedy = (
-                "; for Categorical take RLOO or DoubleCV with independent samples"
-                if isinstance(q, Categorical)
-                else f"; make one from logits, for example doublecv.{self.families[0].__name__}(logits=logits)"
+        """Raise unless q is a distribution that the estimator supports."""
+        needs, name = self.needs, type(self).__name__
+        if getattr(q, "visited", False) and needs.path:
+            return
+        if isinstance(q, Distribution) and q.visited:
+            raise TypeError(
+                f"q is a path, whose variables depend on each other, which {name} does not support; take Reinforce, "
+                f"RLOO, DoubleCV or QuadraticDoubleCV"
             )
-            raise TypeError(f"q must be a {wanted} for {type(self).__name__}, got {type(q).__name__}{remedy}")
+        if not isinstance(q, needs.families):
+            wanted = " or ".join(f"doublecv.{family.__name__}" for family in needs.families)
+            remedy = (
+                "; for Categorical take RLOO, DoubleCV or QuadraticDoubleCV"
+                if isinstance(q, Categorical)
+                else f"; make one from logits, for example doublecv.{needs.families[0].__name__}(logits=logits)"
+            )
+            raise TypeError(f"q must be a {wanted} for {name}, got {type(q).__name__}{remedy}")
 
     @final
-    def check_coefficients(self, coefficients: Mapping[str, Any]) -> None:
-        """Raise unless the coefficients have the names that the estimator's own have."""
-        wanted = self.coefficients().keys()
-        if not isinstance(coefficients, Mapping):
+    def check_learned(self, learned: Learned) -> None:
+        """Raise unless `learned` looks like the result of `init`."""
+        if not isinstance(learned, Learned):
             raise TypeError(
-                f"coefficients must be a dict like estimator.coefficients(), got {type(coefficients).__name__}"
+                f"learned must be the learned state of the estimator (state.learned), got {type(learned).__name__}"
             )
-        if missing := sorted(wanted - coefficients.keys()):
-            raise ValueError(
-                f"coefficients of {type(self).__name__} lack {missing}, got {sorted(coefficients)}; "
-                f"start from estimator.coefficients()"
-            )
-        if unknown := sorted(coefficients.keys() - wanted):
-            raise ValueError(f"coefficients of {type(self).__name__} are {sorted(wanted)}, got {unknown} besides")
+        # Fixed coefficients, as `optimal_coefficients` returns them, take the place of those that are learned.
+        fixed = learned.numbers.keys() == set(self.needs.coefficients) and not learned.averages
+        if self.needs.sized or fixed:
+            return
+        for field, wanted, given in zip(Learned._fields, self.init(), learned, strict=True):
+            if wanted.keys() != given.keys():
+                raise ValueError(
+                    f"learned.{field} of {type(self).__name__} must have the names {sorted(wanted)}, got "
+                    f"{sorted(given)}; start from init()"
+                )
 
     @final
     def check_evaluation(self, q: Distribution, evaluation: Evaluation) -> None:
-        """Raise unless the evaluation holds what the formula needs, in the shapes that it wants."""
-        batch, event = q.batch_shape, q.event_shape
+        """Raise unless the evaluation holds what the formula needs, with the right shapes."""
+        batch, event, needs = q.batch_shape, q.event_shape, self.needs
         wanted: dict[str, Shape] = {"x": (self.samples, *batch, *event), "f": (self.samples, *batch)}
-        if self.needs_df:
+        if needs.gradient:
             wanted["df"] = wanted["x"]
-        if self.needs_mean:
+        if needs.mean:
             wanted |= {"f_mean": batch, "df_mean": (*batch, *event)}
-        if self.relaxed_points:
-            wanted |= {"control": (self.relaxed_points, *batch), "dcontrol": (self.relaxed_points, *batch, *event)}
+        if needs.expected_f:
+            wanted["expected_f"] = batch
+        if points := needs.relaxed_points:
+            wanted |= {"control": (points, *batch), "dcontrol": (points, *batch, *event)}
         for field, shape in wanted.items():
             given = getattr(evaluation, field)
             if given is None:
                 raise ValueError(f"evaluation.{field} is None, but {type(self).__name__} needs it, with shape {shape}")
             if tuple(given.shape) != shape:
                 raise ValueError(f"evaluation.{field} must have shape {shape}, got shape {tuple(given.shape)}")
+
+
+class FixedEstimator(Estimator):
+    """Provide the base of estimators that learn nothing; a subclass defines `needs` and `estimate`."""
+
+    @abstractmethod
+    def estimate(self, q: Distribution, evaluation: Evaluation) -> Float[Array, "*logits"]:
+        """Compute the estimator's equation."""
+
+    @final
+    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+        """Return nothing."""
+        return NOTHING
+
+    @final
+    def formula(
+        self,
+        q: Distribution,
+        evaluation: Evaluation,
+        learned: Learned,
+        weight: Float[Array, "*batch"],
+        context: Float[Array, "*batch features"] | None,
+    ) -> Applied:
+        """Compute the estimator's equation."""
+        return Applied(self.estimate(q, evaluation), {})
+
+    @final
+    def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+
+class RelaxedEstimator(Estimator):
+    """Provide the base of estimators whose control variate is evaluated at relaxed points."""
+
+    @abstractmethod
+    def control(
+        self,
+        f: Callable[[Array], Array],
+        q: Distribution,
+        noise: Float[Array, "..."],
+        x: Float[Array, "K *logits"],
+        numbers: Mapping[str, Any],
+        context: Float[Array, "*batch features"] | None,
+    ) -> Float[Array, "relaxed *batch"]:
+        """Return the control variate at the relaxed points, which the front-end differentiates in q's logits.
+
+        q has an axis of `needs.relaxed_points` in front, so that each point has logits of its own.
+        """

@@ -1,9 +1,9 @@
-"""What a front-end computed of f, for an estimator's formula to use."""
+"""Values of f that a front-end computed for an estimator's formula."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from doublecv.arrays import Array, register_where_jax_is_in_use
 
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """f at the K samples and, where the estimator asks for it, the gradients of f and f at the mean of q.
+    """Hold f at the K samples and what else the estimator needs; fields that it does not need are None.
 
     Attributes:
         x: the samples.
         f: f at the samples.
-        df: the gradient of f in x at the samples; None where the estimator does not need it.
-        f_mean: f at the mean of q; None where the estimator does not need it.
-        df_mean: the gradient of f in x at the mean of q; None where the estimator does not need it.
-        control: the estimator's own control variate at its relaxed points; None where it has none.
+        df: the gradient of f in x at the samples.
+        f_mean: f at the mean of q.
+        df_mean: the gradient of f in x at the mean of q.
+        expected_f: the exact mean of f under q.
+        control: the estimator's own control variate at its relaxed points.
         dcontrol: the gradient of `control` in the logits.
     """
 
@@ -30,10 +31,13 @@ class Evaluation:
     df: Float[Array, "K *logits"] | None = None
     f_mean: Float[Array, "*batch"] | None = None
     df_mean: Float[Array, "*logits"] | None = None
+    expected_f: Float[Array, "*batch"] | None = None
     control: Float[Array, "relaxed *batch"] | None = None
     dcontrol: Float[Array, "relaxed *logits"] | None = None
 
-    fields: ClassVar[tuple[str, ...]] = ("x", "f", "df", "f_mean", "df_mean", "control", "dcontrol")
-
     def __post_init__(self) -> None:
-        register_where_jax_is_in_use(self, *self.fields)
+        register_where_jax_is_in_use(self, *FIELDS)
+
+
+FIELDS = tuple(field.name for field in fields(Evaluation))
+"""The names of the fields of `Evaluation`, in order."""

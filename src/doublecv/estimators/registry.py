@@ -1,8 +1,9 @@
-"""Estimators by name: what the laboratory's command line, the comparisons and the test battery go through."""
+"""Estimators by name, for the command line, comparisons and the test battery."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 from doublecv.estimators.base import Estimator
@@ -11,19 +12,51 @@ _factories: dict[str, Callable[..., Estimator]] = {}
 
 
 def register(name: str, factory: Callable[..., Estimator]) -> None:
-    """Let `make(name, samples=K)` call `factory(samples=K)`; the estimator then joins the test battery as well."""
+    """Let `make(name, samples=K)` call `factory(samples=K)`; the estimator also joins the test battery.
+
+    Args:
+        name: the name, which must be new.
+        factory: a class of estimators, or a function of `samples` and options.
+    """
     if name in _factories:
-        raise ValueError(f"name {name!r} is registered already")
+        raise ValueError(f"name {name!r} is already registered")
     _factories[name] = factory
 
 
 def names() -> tuple[str, ...]:
-    """The names of all registered estimators, in the order of their registration."""
+    """Return the names of all registered estimators, in the order of their registration."""
     return tuple(_factories)
 
 
 def make(name: str, samples: int, **options: Any) -> Estimator:
-    """The estimator of that name for K samples; options are further fields of its class."""
+    """Make the estimator of that name for K samples.
+
+    >>> make("double-cv", samples=4)
+    DoubleCV(samples=4, learning='gradient', control='leave-one-out', coupling=Independent())
+
+    Args:
+        name: a registered name; `names()` lists them.
+        samples: K.
+        options: further options of the estimator.
+    """
     if name not in _factories:
-        raise ValueError(f"name must be one of {', '.join(names())}; got {name!r}")
+        close = get_close_matches(str(name), names(), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the names are {', '.join(names())}"
+        raise ValueError(f"name must be that of a registered estimator, got {name!r}; {hint}")
     return _factories[name](samples=samples, **options)
+
+
+def label(estimator: Estimator) -> str:
+    """Return the registered name of an estimator, or its representation where it was made with other options.
+
+    >>> label(make("disarm", samples=2))
+    'disarm'
+    """
+    for name, factory in _factories.items():
+        try:
+            if factory(samples=estimator.samples) == estimator:
+                return name
+        except (TypeError, ValueError):
+            # Not every estimator exists for every number of samples.
+            continue
+    return repr(estimator)

@@ -1,200 +1,145 @@
-"""A learned quadratic surrogate of f: any estimator on what it leaves over, plus its own exact gradient."""
+"""A learned quadratic surrogate of f, which leaves only its residual to another estimator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
 from doublecv.arrays import Array, detach, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
-from doublecv.estimators.base import Estimator
-from doublecv.estimators.couplings import Coupling
+from doublecv.estimators.base import Applied, Estimator, Learned, Needs
 from doublecv.estimators.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+MAX_DIRECTIONS = 100
+"""The largest number of directions that is chosen by itself."""
 
+OWN = ("directions", "slope", "slope_bias", "curvature", "curvature_bias")
+PREFIX = "surrogate_"
+
+
+@final
 @dataclass(frozen=True)
-class Surrogate(Estimator):
-    """An estimator on the residual of f and a learned quadratic r(x, y), with the equation
+class LearnedSurrogate(Estimator):
+    r"""Wrap an estimator: apply it to the residual of a learned surrogate and add the surrogate's exact gradient,
 
-        g = base estimator applied to (f - r, grad f - grad r)  +  M slope(y),
+    .. math:: g = base(f - r, \nabla f - \nabla r) + M \, slope(y),
 
-        r(x, y) = slope(y)^T s + 1/2 sum_r w_r(y) [(u_r^T s)^2 - sum_l u_rl^2 s_l^2],        s = x - mu
-        grad r  = slope(y) + sum_r w_r(y) [(u_r^T s) u_r - u_r^2 * s]
+    .. math::
+        r(x, y) = slope(y)^T s + \tfrac12 \sum_r w_r(y) \Big[(u_r^T s)^2 - \sum_l u_{rl}^2 s_l^2\Big], \qquad s = x - \mu,
 
-    with slope and w linear in a context of the batch element, such as the last hidden layer of the encoder that made
-    the logits, and the logits. The quadratic form has no diagonal, and E[s_j s_l s_i] = 0 for j != l, so that its
-    gradient is 0 and the gradient of E[r] is M slope(y), exactly; for any parameters, the estimate is unbiased because
-    the base estimator is (Paisley, Blei and Jordan, 2012, take out a surrogate whose gradient is known likewise).
+    with slope and w linear in the context y, features of each batch element such as the last hidden layer of the encoder
+    that made the logits; without a context they are linear in the logits. The quadratic form has no diagonal, and
+    :math:`E[s_j s_l s_i] = 0` for :math:`j \ne l`, so that its gradient is 0 and the gradient of :math:`E[r]`, with r held as
+    a function of x, is :math:`M \, slope(y)`. The estimate is unbiased for any parameters because the base estimator is
+    (Paisley, Blei and Jordan, 2012, remove a surrogate with a known gradient in the same way).
 
-    The parameters are the coefficient "surrogate". Their gradient is that of the sample variance of f - r plus
-    1/K sum_k sum_i v_i (d_i f(x_k) - d_i r(x_k))^2, v = mu (1 - mu), on the same samples: learned by Adam with rate
-    1e-3, say, after each use. Neither f's own parameters nor what made the context get any gradient from it.
+    The parameters minimise the sample variance of f - r plus :math:`\frac{1}{K} \sum_k \sum_i v_i (\partial_i f(x_k) -
+    \partial_i r(x_k))^2` with :math:`v = \mu (1 - \mu)` on the same samples, after each use. Neither the parameters of f
+    nor what made the context receive a gradient from it.
 
-    Bernoulli alone: a categorical variable has a block of the quadratic form to itself, and to take the blocks out of
-    a sum of squares takes as long as C times as many variables would.
+    It supports only Bernoulli: the blocks that categorical variables would need to be removed from the sum of squares
+    cost as much as C times as many variables.
+
+    >>> import doublecv as dcv
+    >>> estimator = LearnedSurrogate(dcv.QuadraticDoubleCV(samples=2))
+    >>> learned = estimator.init(dcv.Bernoulli(logits=np.zeros((8, 3))), context=np.zeros((8, 5)))
+    >>> learned.numbers["surrogate_slope"].shape
+    (5, 3)
 
     Attributes:
-        base: the estimator of the residual's gradient, any but those with relaxed points; K is that of the base.
-        variables: D.
-        features: the number of the context's features.
-        directions: the number of directions u, at most D.
-        context: the features of every batch element; it changes from call to call, so it is given when there is one:
-            `dataclasses.replace(estimator, context=hidden)` in JAX, `expectation(f, q, context=hidden)` in PyTorch.
+        base: the estimator of the residual's gradient, any without relaxed points; K is that of the base.
+        directions: the number of directions u; None for min(100, D).
     """
 
-    # K is the base's, and __post_init__ has checked that one.
+    # K is the base's, whose constructor has checked it.
     samples: int = field(init=False, default=1, repr=False)
     base: Estimator
-    variables: int | None = None
-    features: int | None = None
-    directions: int = 100
-    context: Float[Array, "*batch features"] | None = field(default=None, compare=False, repr=False)
-
-    families: ClassVar[tuple[type[Distribution], ...]] = (Bernoulli,)
+    directions: int | None = None
 
     def check_options(self) -> None:
-        """Raise where the base cannot be used or a size is not one."""
+        """Raise if the base cannot be used or `directions` is not a size."""
         if not isinstance(self.base, Estimator):
             raise TypeError(f"base must be a doublecv estimator, got {type(self.base).__name__}")
-        if self.base.relaxed_points or isinstance(self.base, Surrogate):
+        if self.base.needs.relaxed_points or self.base.needs.sized or self.base.needs.expected_f:
             raise ValueError(
-                f"base must be an estimator of f at samples alone, got {type(self.base).__name__}; "
-                f"take RLOO, DoubleCV, QuadraticDoubleCV, DisARM or ARMS"
+                f"base must be an estimator that uses f only at samples, got {type(self.base).__name__}; take RLOO, "
+                f"DoubleCV, QuadraticDoubleCV, DisARM or ARMS"
             )
-        for name in ("variables", "features", "directions"):
-            size = getattr(self, name)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise ValueError(f"{name} must be a positive integer, got {size!r}")
-        if self.variables is not None and self.directions > self.variables:
-            raise ValueError(f"directions must be at most variables, {self.variables}, got {self.directions}")
+        size = self.directions
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"directions must be a positive integer or None, got {size!r}")
         object.__setattr__(self, "samples", self.base.samples)
 
     @property
-    def name(self) -> str:
-        """The registry's name."""
-        return f"surrogate-{self.base.name}"
+    def needs(self) -> Needs:
+        """Return the needs of the base, gradients at the samples, and features of each batch element."""
+        return replace(
+            self.base.needs, gradient=True, families=(Bernoulli,), context=True, sized=True, path=False, coefficients=()
+        )
 
-    @property
-    def needs_df(self) -> bool:
-        """The surrogate is fitted to the gradients too."""
-        return True
+    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+        """Return the base's state and the surrogate's parameters: slope and curvature 0, the directions cosines.
 
-    @property
-    def needs_mean(self) -> bool:
-        """Whatever the base needs."""
-        return self.base.needs_mean
-
-    @property
-    def sampler(self) -> Coupling:
-        """That of the base."""
-        return self.base.sampler
-
-    @property
-    def averaged(self) -> tuple[str, ...]:
-        """Those of the base."""
-        return self.base.averaged
-
-    def coefficients(self) -> dict[str, Any]:
-        """Those of the base, and the surrogate's parameters: slope and weights 0, the directions cosines.
-
-        r = 0 at first, and the estimate that of the base. The rows of the discrete cosine transform are orthogonal and
-        no two variables have the same: a start as good as random rows, without random numbers.
+        r = 0 at first, so that the estimate is that of the base. The rows of the discrete cosine transform are orthogonal
+        and no two variables have the same: a start as good as random rows, without random numbers.
         """
-        variables, features = self._given("variables"), self._given("features")
-        frequencies, places = np.arange(1, self.directions + 1)[:, None], np.arange(variables) + 0.5
-        return {
-            **self.base.coefficients(),
-            "surrogate": {
-                "directions": np.sqrt(2 / variables) * np.cos(np.pi / variables * frequencies * places),
-                "slope": np.zeros((features, variables)),
-                "slope_bias": np.zeros(variables),
-                "weight": np.zeros((features, self.directions)),
-                "weight_bias": np.zeros(self.directions),
-            },
+        assert q is not None
+        (variables,), features = q.event_shape, q.event_shape[0] if context is None else context.shape[-1]
+        directions = min(MAX_DIRECTIONS, variables) if self.directions is None else self.directions
+        if directions > variables:
+            raise ValueError(f"directions must be at most the number of variables, {variables}, got {directions}")
+        frequencies, positions = np.arange(1, directions + 1)[:, None], np.arange(variables) + 0.5
+        own = {
+            "directions": np.sqrt(2 / variables) * np.cos(np.pi / variables * frequencies * positions),
+            "slope": np.zeros((features, variables)),
+            "slope_bias": np.zeros(variables),
+            "curvature": np.zeros((features, directions)),
+            "curvature_bias": np.zeros(directions),
         }
-
-    def numbers(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the base, and the surrogate's parameters."""
-        return {**self.base.numbers(self._of_base(coefficients)), "surrogate": coefficients["surrogate"]}
+        base = self.base.init()
+        numbers = base.numbers | {PREFIX + name: value for name, value in own.items()}
+        return Learned(numbers, base.averages, base.statistics)
 
     def formula(
-        self, q: Distribution, evaluation: Evaluation, coefficients: Mapping[str, Any]
-    ) -> Float[Array, "*batch D"]:
-        """base(f - r, grad f - grad r) + M slope."""
-        fitted = self._fitted(q, evaluation, coefficients["surrogate"])
-        residual = _residual(evaluation, fitted)
-        return self.base.formula(q, residual, self._of_base(coefficients)) + q.covariance(detach(fitted.slope))
-
-    def formula_and_loss(
         self,
         q: Distribution,
         evaluation: Evaluation,
-        coefficients: Mapping[str, Any],
+        learned: Learned,
         weight: Float[Array, "*batch"],
-    ) -> tuple[Float[Array, "*batch D"], Float[Array, ""] | None]:
-        """The estimate, and how badly the surrogate fits f and its gradient at the samples."""
-        xp, fitted = q.xp, self._fitted(q, evaluation, coefficients["surrogate"])
-        residual = _residual(evaluation, fitted)
-        of_residual, loss = self.base.formula_and_loss(q, residual, self._of_base(coefficients), weight)
-        left_of_f = evaluation.f - fitted.r
-        centred = left_of_f - sum_over_samples(left_of_f) / self.samples
-        left_of_df = evaluation.df - fitted.dr
-        misfit = sum_over_samples(centred**2) / max(1, self.samples - 1) + sum_over_samples(
-            q.dot(left_of_df, q.covariance(left_of_df))
+        context: Float[Array, "*batch features"] | None,
+    ) -> Applied:
+        r"""Compute :math:`base(f - r, \nabla f - \nabla r) + M \, slope` and the misfit of the surrogate."""
+        xp, own = q.xp, {name: learned.numbers[PREFIX + name] for name in OWN}
+        of_base = {name: value for name, value in learned.numbers.items() if not name.startswith(PREFIX)}
+        fit = _fit(q, evaluation, own, q.logits if context is None else context)
+        base = self.base.formula(q, _residual(evaluation, fit), learned._replace(numbers=of_base), weight, None)
+        remaining_f = evaluation.f - fit.r
+        centered = remaining_f - sum_over_samples(remaining_f) / self.samples
+        remaining_df = evaluation.df - fit.dr
+        misfit = sum_over_samples(centered**2) / max(1, self.samples - 1) + sum_over_samples(
+            q.dot(remaining_df, q.covariance_product(remaining_df))
         ) / (self.samples)
-        fit = xp.sum(xp.abs(weight) * misfit)
-        return of_residual + q.covariance(detach(fitted.slope)), fit if loss is None else fit + loss
+        # A batch element without weight does not count, even if f is not finite there.
+        loss = xp.sum(xp.where(weight > 0, weight * misfit, xp.zeros_like(misfit)))
+        gradient = base.gradient + q.covariance_product(detach(fit.slope))
+        return Applied(gradient, base.statistics, None, loss if base.loss is None else loss + base.loss)
 
-    def _fitted(self, q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any]) -> _Fitted:
-        """r and its gradient in x at the samples."""
-        xp, score = q.xp, q.score(evaluation.x)
-        context = self._checked_context(q)
-        directions = parameters["directions"]
-        slope = context @ parameters["slope"] + parameters["slope_bias"]
-        w = context @ parameters["weight"] + parameters["weight_bias"]
-        diagonal = w @ directions**2
-        # One axis of points: the gradient of the directions would transpose what it sums over two axes.
-        count, variables = directions.shape
-        along = xp.reshape(xp.reshape(score, (-1, variables)) @ directions.T, (*score.shape[:-1], count))
-        weighted = w * along
-        across = xp.reshape(xp.reshape(weighted, (-1, count)) @ directions, score.shape)
-        r = q.dot(slope, score) + (q.dot(weighted, along) - q.dot(diagonal * score, score)) / 2
-        return _Fitted(slope, r, slope + across - diagonal * score)
-
-    def _checked_context(self, q: Distribution) -> Float[Array, "*batch features"]:
-        context, features = self._given("context"), self._given("features")
-        wanted = (*q.batch_shape[max(0, len(q.batch_shape) + 1 - context.ndim) :], features)
-        if tuple(context.shape) != wanted:
-            raise ValueError(
-                f"context must have shape {wanted}, the features of every batch element, got shape "
-                f"{tuple(context.shape)}"
-            )
-        return detach(context)
-
-    def _given(self, name: str) -> Any:
-        value = getattr(self, name)
-        if value is None:
-            raise ValueError(
-                f"{name} of Surrogate is None; give it: Surrogate(base, variables=D, features=C) and, for a gradient, "
-                f"dataclasses.replace(estimator, context=array of shape [*batch, C])"
-            )
-        return value
-
-    def _of_base(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in coefficients.items() if name != "surrogate"}
+    def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """Move the running averages of the base."""
+        return self.base.advance(averages, statistics)
 
 
-class _Fitted(NamedTuple):
-    """The surrogate at the samples.
+class _Fit(NamedTuple):
+    """Hold the surrogate at the samples.
 
     Attributes:
-        slope: its gradient in x at the mean, of which M times is the gradient of E[r].
+        slope: its gradient in x at the mean; M times it is the gradient of E[r].
         r: its values.
         dr: its gradient in x.
     """
@@ -204,11 +149,35 @@ class _Fitted(NamedTuple):
     dr: Float[Array, "K *batch D"]
 
 
-def _residual(evaluation: Evaluation, fitted: _Fitted) -> Evaluation:
-    """f - r for the base, to which the surrogate is given; at the mean r is 0 and its gradient the slope."""
+def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any], context: Array) -> _Fit:
+    """Compute r and its gradient in x at the samples."""
+    xp, score = q.xp, q.score(evaluation.x)
+    features = parameters["slope"].shape[0]
+    wanted = (*q.batch_shape[max(0, len(q.batch_shape) + 1 - context.ndim) :], features)
+    if tuple(context.shape) != wanted:
+        raise ValueError(
+            f"context must have shape {wanted}, the features of each batch element that init saw, got shape "
+            f"{tuple(context.shape)}"
+        )
+    parameters = {name: xp.astype(value, score.dtype) for name, value in parameters.items()}
+    context, directions = detach(xp.astype(context, score.dtype)), parameters["directions"]
+    slope = context @ parameters["slope"] + parameters["slope_bias"]
+    w = context @ parameters["curvature"] + parameters["curvature_bias"]
+    diagonal = w @ directions**2
+    # One axis of points: the gradient of the directions would transpose what it sums over two axes.
+    count, variables = directions.shape
+    along = xp.reshape(xp.reshape(score, (-1, variables)) @ directions.T, (*score.shape[:-1], count))
+    weighted = w * along
+    across = xp.reshape(xp.reshape(weighted, (-1, count)) @ directions, score.shape)
+    r = q.dot(slope, score) + (q.dot(weighted, along) - q.dot(diagonal * score, score)) / 2
+    return _Fit(slope, r, slope + across - diagonal * score)
+
+
+def _residual(evaluation: Evaluation, fit: _Fit) -> Evaluation:
+    """Return f - r for the base; at the mean, r is 0 and its gradient is the slope."""
     return replace(
         evaluation,
-        f=evaluation.f - detach(fitted.r),
-        df=evaluation.df - detach(fitted.dr),
-        df_mean=None if evaluation.df_mean is None else evaluation.df_mean - detach(fitted.slope),
+        f=evaluation.f - detach(fit.r),
+        df=evaluation.df - detach(fit.dr),
+        df_mean=None if evaluation.df_mean is None else evaluation.df_mean - detach(fit.slope),
     )

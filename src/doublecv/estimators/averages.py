@@ -1,0 +1,53 @@
+r"""Averages over samples: leave-one-out means, weighted scores, and the corrections of control variates.
+
+Formulas are written for samples that each visited logits of their own. A product distribution is the case in which all
+samples visit the same logits: there the gradient is the sum over the samples, and the corrections simplify.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from doublecv.arrays import Array, namespace, sum_over_samples
+from doublecv.distributions import Distribution
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+def leave_one_out(v: Float[Array, "K ..."]) -> Float[Array, "K ..."]:
+    r"""Return :math:`\frac{1}{K-1} \sum_{j \ne k} v_j` for every sample k."""
+    return (sum_over_samples(v)[None] - v) / (v.shape[0] - 1)
+
+
+def leave_pair_out(v: Float[Array, "K ..."]) -> Float[Array, "K ..."]:
+    r"""Return the mean of v over the samples of all pairs but the sample's own.
+
+    Sample k and sample k + K/2 are a pair; the samples of other pairs are independent of both.
+    """
+    pairs = v.shape[0] // 2
+    of_others = leave_one_out((v[:pairs] + v[pairs:]) / 2)
+    return namespace(v).concat([of_others, of_others], axis=0)
+
+
+def mean_over_samples(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Array, "*logits"]:
+    r"""Return the gradient :math:`\frac{1}{K} \sum_k v_k`; where q has visited logits, the terms :math:`v_k / K`."""
+    return v / v.shape[0] if q.visited else sum_over_samples(v) / v.shape[0]
+
+
+def score_gradient(
+    q: Distribution, x: Float[Array, "K *logits"], weight: Float[Array, "K *batch"]
+) -> Float[Array, "*logits"]:
+    r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k)`."""
+    return mean_over_samples(q, q.scale(weight, q.score(x)))
+
+
+def dot_correction(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Array, "*logits"]:
+    r"""Return the mean of :math:`\frac{1}{K} \sum_k \bar v_{-k}^T (x_k - \mu) \, s(x_k)` given the v of other samples.
+
+    With :math:`\bar v_{-k}` the leave-one-out mean, each term has the conditional mean :math:`M \bar v_{-k}`, with M at
+    the logits that sample k visited. Over samples with the same logits this sums to :math:`M \frac{1}{K} \sum_k v_k`.
+    """
+    if q.visited:
+        return q.covariance_product(leave_one_out(v)) / v.shape[0]
+    return q.covariance_product(sum_over_samples(v) / v.shape[0])

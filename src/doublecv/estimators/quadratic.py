@@ -1,0 +1,116 @@
+"""The quadratic double control variate: Double CV with squared terms and freely weighted coefficients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from array_api_compat import device
+
+from doublecv.arrays import Array, namespace, sum_over_samples
+from doublecv.distributions import Distribution
+from doublecv.estimators.averages import dot_correction, leave_one_out
+from doublecv.estimators.base import Needs
+from doublecv.estimators.evaluation import Evaluation
+from doublecv.estimators.linear import Learning, LinearEstimator
+from doublecv.estimators.parts import WeightedScores
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+NAMES = ("current", "current_square", "crossed", "crossed_square", "own", "own_scaled", "own_square")
+"""The coefficients at K = 2."""
+
+NAMES_OF_OTHERS = ("others", "others_square")
+"""The coefficients that are added for K >= 3."""
+
+
+@final
+@dataclass(frozen=True)
+class QuadraticDoubleCV(LinearEstimator):
+    r"""Estimate with the quadratic double control variate,
+
+    .. math::
+        g = \frac{1}{K} \sum_k w_k s(x_k) - a_L M \frac{1}{K} \sum_k G_k - a_S \frac{1}{K} \sum_k T(G_k) / N_k
+
+    .. math::
+        w_k = f_k - \bar f_{-k}
+        + \frac{1}{K-1} \sum_{j \ne k} \big(a_L P_{kj} + a_S Q_{kj} + c_L P_{jk} + c_S Q_{jk}
+        + r_L P_{jj} + r_N P_{jj} / \sqrt{N_j} + r_S Q_{jj}\big)
+        + \frac{1}{(K-1)(K-2)} \sum_{j \ne k} \sum_{m \ne j,k} \big(o_L P_{jm} + o_S Q_{jm}\big)
+
+    where the last sum exists for K >= 3, :math:`G_k = \nabla f(x_k)`, :math:`P_{kj} = G_j^T (x_k - \mu)`,
+    :math:`n_j = E[(G_j^T (x - \mu))^2] = G_j^T M G_j`, :math:`N_j = n_j + \epsilon`,
+    :math:`Q_{kj} = (P_{kj}^2 - n_j) / N_j` and :math:`T(G) = E[s(x) (G^T (x - \mu))^2]`.
+
+    It is unbiased because, given the other samples, :math:`E[P_{kj} s(x_k)] = M G_j` and
+    :math:`E[Q_{kj} s(x_k)] = T(G_j) / N_j`, which are the two corrections; given :math:`x_k`, :math:`P_{jk}` and
+    :math:`Q_{jk}` have mean 0; and the terms with r and o do not contain :math:`x_k`. Double CV (Titsias and Shi, 2022,
+    equation 11) is the case :math:`a_L = \alpha`, :math:`c_L = -\alpha / (K-1)`, :math:`o_L = -\alpha (K-2) / (K-1)`
+    with all others 0. The coefficients are called, in this order, `current`, `current_square`, `crossed`,
+    `crossed_square`, `own`, `own_scaled`, `own_square`, `others`, `others_square`.
+
+    >>> len(QuadraticDoubleCV(samples=2).needs.coefficients), len(QuadraticDoubleCV(samples=4).needs.coefficients)
+    (7, 9)
+
+    Attributes:
+        samples: K >= 2.
+        learning: see `LinearEstimator`; "moments" is the default here because a descent of this many coefficients is
+            slow.
+    """
+
+    learning: Learning = field(default="moments", kw_only=True)
+
+    @property
+    def needs(self) -> Needs:
+        """Return the needs: gradients at two or more samples."""
+        names = NAMES if self.samples == 2 else (*NAMES, *NAMES_OF_OTHERS)
+        return Needs(gradient=True, minimum_samples=2, coefficients=names)
+
+    def parts(self, q: Distribution, evaluation: Evaluation) -> WeightedScores:
+        r"""Return :math:`g_0`, which is RLOO, and the control variate of each coefficient."""
+        xp, f, G, score = q.xp, evaluation.f, evaluation.df, q.score(evaluation.x)
+        n = q.dot(G, q.covariance_product(G))
+        N = n + float(xp.finfo(n.dtype).smallest_normal) ** 0.5
+        P = q.pairwise_dot(score, G)
+        Q = (P**2 - n) / N
+        of_P, of_Q = _means_over_pairs(P), _means_over_pairs(Q)
+        mean_T = sum_over_samples(q.scale(1 / N, q.score_square_moment(G))) / self.samples
+        weights = {
+            "current": of_P.current,
+            "current_square": of_Q.current,
+            "crossed": of_P.crossed,
+            "crossed_square": of_Q.crossed,
+            "own": leave_one_out(of_P.own),
+            "own_scaled": leave_one_out(of_P.own / xp.sqrt(N)),
+            "own_square": leave_one_out(of_Q.own),
+        }
+        if self.samples > 2:
+            weights |= {"others": of_P.others, "others_square": of_Q.others}
+        corrections = {"current": dot_correction(q, G), "current_square": mean_T}
+        return WeightedScores(q, score, f - leave_one_out(f), weights, corrections)
+
+
+class _PairMeans(NamedTuple):
+    r"""Hold means over pairs of samples of an array :math:`A_{kj}`, for every sample k.
+
+    Attributes:
+        current: :math:`\frac{1}{K-1} \sum_{j \ne k} A_{kj}`.
+        crossed: :math:`\frac{1}{K-1} \sum_{j \ne k} A_{jk}`.
+        own: :math:`A_{kk}`.
+        others: :math:`\frac{1}{(K-1)(K-2)} \sum_{j \ne k} \sum_{m \ne j,k} A_{jm}`; 0 for K = 2.
+    """
+
+    current: Float[Array, "K *batch"]
+    crossed: Float[Array, "K *batch"]
+    own: Float[Array, "K *batch"]
+    others: Float[Array, "K *batch"]
+
+
+def _means_over_pairs(A: Float[Array, "K K *batch"]) -> _PairMeans:
+    xp, K = namespace(A), A.shape[0]
+    same = xp.eye(K, dtype=A.dtype, device=device(A))[(..., *(None,) * (A.ndim - 2))]
+    own = xp.sum(A * same, axis=1)
+    current, crossed = xp.sum(A, axis=1) - own, xp.sum(A, axis=0) - own
+    others = xp.sum(current, axis=0, keepdims=True) - current - crossed
+    return _PairMeans(current / (K - 1), crossed / (K - 1), own, others / max(1, (K - 1) * (K - 2)))

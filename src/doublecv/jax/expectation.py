@@ -1,0 +1,279 @@
+"""`Expectation` in JAX: the state of an estimator, the differentiable mean of f, and the update of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from doublecv.checks import check_estimator, check_function, check_pullback
+from doublecv.distributions import Distribution
+from doublecv.estimators import Estimator, Evaluation, Learned
+from doublecv.jax.rule import (
+    Function,
+    Pullback,
+    check_gradient_exists,
+    checked_function,
+    closure_convert,
+    draw_noise,
+    evaluate,
+    evaluate_side,
+    expectation,
+    gradients,
+    vary_over,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, PRNGKeyArray
+
+RATE = 1e-3
+"""The learning rate of the numbers that descend."""
+
+
+class State(NamedTuple):
+    """Hold the state of an estimator, a pytree that is ready to be checkpointed.
+
+    Attributes:
+        learned: what the estimator has learned; the argument of `Expectation` that is differentiated.
+        optimizer: the state of the optimizer that moves the learned numbers.
+    """
+
+    learned: Learned
+    optimizer: Any
+
+
+class Estimate(NamedTuple):
+    """Hold the result of `Expectation.estimate`.
+
+    Attributes:
+        value: the mean of f over the K samples.
+        gradient: the estimate of the gradient of E_q f in the logits, for every batch element.
+        learned_gradient: the gradient of the learned state, for `Expectation.update`.
+        evaluation: the samples, f at them, and what else the estimator needs.
+        aux: the auxiliary output of f, or None.
+    """
+
+    value: Float[Array, "*batch"]
+    gradient: Float[Array, "*logits"]
+    learned_gradient: Learned
+    evaluation: Evaluation
+    aux: Any
+
+
+@dataclass(frozen=True)
+class Expectation:
+    r"""Compute :math:`E_q f` over K samples, with an estimator's gradient in the logits of q.
+
+    >>> import doublecv as dcv
+    >>> expectation = Expectation(dcv.QuadraticDoubleCV(samples=4))
+    >>> q = dcv.Bernoulli(logits=jnp.zeros((3, 5)))
+    >>> state = expectation.init(q)
+    >>> def loss(logits, learned, key):
+    ...     return expectation(lambda x: x.sum(-1), dcv.Bernoulli(logits=logits), learned, key).mean()
+    >>> gradients, learned_gradients = jax.grad(loss, argnums=(0, 1))(q.logits, state.learned, jax.random.key(0))
+    >>> state = expectation.update(learned_gradients, state)
+
+    Attributes:
+        estimator: any estimator of doublecv.
+        optimizer: the optax transformation that moves the learned numbers of the estimator; it never touches the
+            running averages. The default is Adam with rate 1e-3.
+    """
+
+    estimator: Estimator
+    optimizer: optax.GradientTransformation = field(default_factory=lambda: optax.adam(RATE), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_estimator(self.estimator)
+
+    def init(self, q: Distribution, *, context: Float[Array, "*batch features"] | None = None) -> State:
+        """Return the initial state; its sizes come from q and the context, whose values are not used.
+
+        Args:
+            q: a distribution like those of the calls to come.
+            context: features of each batch element, if the calls to come have any.
+        """
+        check_arrays(q)
+        start = self.estimator.init(q, context)
+        learned = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), start)
+        return State(learned, self.optimizer.init(learned.numbers))
+
+    def __call__(
+        self,
+        f: Function,
+        q: Distribution,
+        learned: Learned,
+        key: PRNGKeyArray,
+        *,
+        context: Float[Array, "*batch features"] | None = None,
+        has_aux: bool = False,
+        pullback: Pullback | None = None,
+    ) -> Any:
+        r"""Return the mean of f over K samples of q, for every batch element, to be differentiated in reverse mode.
+
+        From one forward and one backward pass of f, its derivative is
+
+        - in everything that f closes over: the ordinary gradient of the mean;
+        - in q's logits: the estimator's gradient. If f itself depends on the logits, its ordinary gradient is added;
+          close over `q.detach()` to hold them constant, as an ELBO with log q(x) in f needs it;
+        - in `learned`: what `update` needs. A batch element counts with the absolute weight that it has in the loss.
+
+        Args:
+            f: a function from `[K, *batch, *event]` to `[K, *batch]` that treats samples and batch elements one by one.
+                It is differentiated in x only if the estimator needs it. It is traced, as under jit: a simulator in
+                NumPy needs `jax.pure_callback`.
+            q: the distribution; its logits may be traced.
+            learned: `state.learned`.
+            key: a JAX random key.
+            context: features of each batch element, for estimators that use them; the others ignore it.
+            has_aux: whether f returns a pair of values and auxiliary output. The result is then a pair, too. The
+                auxiliary output is differentiable in what f closes over, with the samples held constant.
+            pullback: if given, the learned numbers minimise the squared norm of `pullback(gradient)`: with
+                `logits, pullback = jax.vjp(encode, parameters)`, of the gradient in the encoder's parameters.
+        """
+        estimator = self.estimator
+        self._check(f, q, learned, key, pullback)
+        held = q.detach().widen()
+        noise = draw_noise(held, estimator, key)
+        x = estimator.draw(held, noise)
+        checked = checked_function(f, held, estimator, has_aux, q.logits.dtype)
+        context = None if context is None else jax.lax.stop_gradient(context)
+        side = evaluate_side(checked, held, noise, x, estimator, learned, context)
+        function = closure_convert(checked, x)
+        if estimator.needs.gradient:
+            check_gradient_exists(function, x, estimator)
+        converted = None if pullback is None else closure_convert(pullback, held.logits)
+        q, learned, x, side = vary_over(function.varying, (q, learned, x, side))
+        value, aux = expectation(
+            function.call,
+            None if converted is None else converted.call,
+            estimator,
+            q,
+            learned,
+            x,
+            side,
+            function.constants,
+            [] if converted is None else converted.constants,
+        )
+        return (value, aux) if has_aux else value
+
+    def estimate(
+        self,
+        f: Function,
+        q: Distribution,
+        learned: Learned,
+        key: PRNGKeyArray,
+        *,
+        context: Float[Array, "*batch features"] | None = None,
+        has_aux: bool = False,
+        pullback: Pullback | None = None,
+    ) -> Estimate:
+        """Return the value, the gradient in the logits and the gradient of the learned state, explicitly.
+
+        The arguments are those of `__call__`, and so is the learned state's gradient, for a loss that is the mean over
+        the batch. Of f, only the derivative in x is computed, so this is the form for logits that are themselves the
+        parameters, for diagnostics, and for an f that is not traced.
+        """
+        estimator = self.estimator
+        self._check(f, q, learned, key, pullback)
+        held = q.detach().widen()
+        noise = draw_noise(held, estimator, key)
+        x = estimator.draw(held, noise)
+        checked = checked_function(f, held, estimator, has_aux, q.logits.dtype)
+        values, df, aux = evaluate(checked, x, differentiate=estimator.needs.gradient)
+        side = evaluate_side(checked, held, noise, x, estimator, learned, context)
+        weight = jnp.full(q.batch_shape, 1 / max(1, prod(q.batch_shape)), held.logits.dtype)
+        gradient, of_learned = gradients(estimator, pullback, held, learned, x, values, df, side, weight)
+        evaluation = side.evaluation(x, values, df)
+        return Estimate(jnp.mean(values, axis=0), gradient.astype(q.logits.dtype), of_learned, evaluation, aux)
+
+    def update(self, gradients: Learned, state: State) -> State:
+        """Move the state by the gradients of one step: the numbers by the optimizer, the averages by the statistics.
+
+        Args:
+            gradients: the gradient of the loss in `state.learned`, from `jax.grad` or `estimate`.
+            state: the state that the gradients were computed with.
+        """
+        if not isinstance(gradients, Learned) or not isinstance(state, State):
+            raise TypeError(
+                f"update takes the gradient in state.learned and the state, got {type(gradients).__name__} and "
+                f"{type(state).__name__}"
+            )
+        learned = state.learned
+        updates, optimizer = self.optimizer.update(gradients.numbers, state.optimizer, learned.numbers)
+        numbers: Any = optax.apply_updates(learned.numbers, updates)
+        averages = self.estimator.advance(learned.averages, gradients.statistics)
+        return State(Learned(numbers, averages, learned.statistics), optimizer)
+
+    def _check(self, f: Any, q: Any, learned: Any, key: Any, pullback: Any) -> None:
+        check_function(f, q)
+        check_arrays(q)
+        self.estimator.check_family(q)
+        if isinstance(learned, State):
+            raise TypeError("learned is a State; pass state.learned, which is what is differentiated")
+        self.estimator.check_learned(learned)
+        check_key(key)
+        check_pullback(self.estimator, pullback)
+
+
+def check_arrays(q: Any) -> None:
+    """Raise if the logits of q are not an array that JAX takes."""
+    logits = getattr(q, "logits", None)
+    if isinstance(q, Distribution) and type(logits).__module__.partition(".")[0] == "torch":
+        raise TypeError("logits of q is a torch tensor; use doublecv.torch.Expectation, or make q of a JAX array")
+
+
+def check_key(key: Any) -> None:
+    """Raise unless `key` is one JAX random key."""
+    is_key = hasattr(key, "dtype") and (
+        jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.ndim == 1)
+    )
+    if not is_key:
+        raise TypeError(f"key must be a JAX random key such as jax.random.key(0), got {type(key).__name__}")
+
+
+Folded: TypeAlias = Callable[[Any], Any]
+
+
+def fold(f: Callable[..., Any], *data: Any) -> Folded:
+    """Turn a model written for `[batch, ...]` into an f for `[K, batch, ...]`.
+
+    K is folded into the batch axis and the data is repeated K times, so that the model sees one batch of K times as many
+    examples.
+
+    >>> import doublecv as dcv
+    >>> def negative_log_likelihood(z, y):  # one number per example
+    ...     return ((y - z) ** 2).sum(-1)
+    >>> f = fold(negative_log_likelihood, jnp.ones((8, 3)))
+    >>> f(jnp.zeros((4, 8, 3))).shape
+    (4, 8)
+
+    Args:
+        f: a function of x with shape `[K * batch, *event]`, and of the data, that returns one number per example, or a
+            pair of these and auxiliary output, which is passed through.
+        data: arrays, or pytrees of arrays, whose first axis is the batch.
+    """
+
+    def folded(x: Any) -> Any:
+        samples, batch = jax.tree.leaves(x)[0].shape[:2]
+
+        def merge(leaf: Any) -> Any:
+            return leaf.reshape(samples * batch, *leaf.shape[2:])
+
+        def repeat(leaf: Any) -> Any:
+            if leaf.ndim == 0 or leaf.shape[0] != batch:
+                raise ValueError(f"data must have the batch axis {batch} in front, got shape {leaf.shape}")
+            return merge(jnp.broadcast_to(leaf, (samples, *leaf.shape)))
+
+        returned = f(jax.tree.map(merge, x), *jax.tree.map(repeat, data))
+        values, *aux = returned if isinstance(returned, tuple) else (returned,)
+        if values.shape[:1] != (samples * batch,):
+            raise ValueError(f"f must return one number per example, {samples * batch} of them, got {values.shape}")
+        unfolded = values.reshape(samples, batch, *values.shape[1:])
+        return (unfolded, *aux) if aux else unfolded
+
+    return folded
