@@ -1,18 +1,18 @@
-"""f where the estimators want it: at samples, at the mean of q, at relaxed points."""
+"""Evaluate f where the estimators need it: at samples, at the mean of q, at relaxed points."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from doublecv.checks import check_returned_shape
+from doublecv.checks import check_returned_shape, split_aux
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator, LinearEstimator
-from doublecv.torch.coefficients import Coefficients
+from doublecv.estimators import Estimator, Evaluation, RelaxedEstimator
+from doublecv.exact import expected_value
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -20,28 +20,37 @@ if TYPE_CHECKING:
 Function: TypeAlias = Callable[[Any], Any]
 """f, from points `[K, *batch, *event]` to numbers `[K, *batch]`."""
 
+CheckedFunction: TypeAlias = Callable[[Tensor], tuple[Tensor, Any]]
+"""f with checked results, as a function from points to a pair of values and auxiliary output."""
+
 
 class Side(NamedTuple):
-    """What the estimator asks for besides f at the samples; nothing of it reaches the model's own gradient.
+    """Hold what the estimator needs in addition to f at the samples; none of it reaches the model's own gradient.
 
     Attributes:
-        at_mean: f and its gradient in x at the mean of q, or twice None.
-        control: the control variate at the relaxed points and its gradient in the logits, or twice None. They have a
-            graph, to be differentiated in the coefficients that they were computed with, unless the estimate is linear
-            in these: then only what the control variate is multiplied with depends on them.
+        f_mean: f at the mean of q, or None.
+        df_mean: its gradient in x there, or None.
+        expected_f: the exact mean of f, or None.
+        control: the control variate at the relaxed points, or None. It has a graph, to be differentiated in the numbers
+            that it was computed with, unless the estimate is linear in its coefficients.
+        dcontrol: its gradient in the logits, or None.
+        context: features of each batch element, or None.
     """
 
-    at_mean: tuple[Any, Any]
-    control: tuple[Any, Any]
+    f_mean: Tensor | None
+    df_mean: Tensor | None
+    expected_f: Tensor | None
+    control: Tensor | None
+    dcontrol: Tensor | None
+    context: Tensor | None
 
-
-def wide(logits: Tensor) -> torch.dtype:
-    """The type of noise, f and weights: with 8 or 11 bits, samples would not have the probabilities in the score."""
-    return torch.promote_types(logits.dtype, torch.float32)
+    def evaluation(self, x: Tensor, values: Tensor, df: Tensor | None) -> Evaluation:
+        """Return the evaluation that the formula takes."""
+        return Evaluation(x, values, df, *self[:5])
 
 
 def formulas(q: Distribution) -> AbstractContextManager[Any]:
-    """Where formulas run: in the type of the logits, whatever autocast does to the model."""
+    """Return a context in which formulas run in the type of the logits, even if the model runs under autocast."""
     return torch.autocast(q.logits.device.type, enabled=False) if _is_autocast(q) else nullcontext()
 
 
@@ -50,89 +59,106 @@ def _is_autocast(q: Distribution) -> bool:
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
-def draw(q: Distribution, noise: Tensor, estimator: Estimator) -> Float[Tensor, "K *logits"]:
-    """The estimator's samples."""
-    with torch.no_grad(), formulas(q):
-        samples: Tensor = estimator.draw(q, noise)
-        return samples
+def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: torch.dtype) -> CheckedFunction:
+    """Return f with checked results that sees points of the type `dtype`."""
 
+    def checked(x: Tensor) -> tuple[Tensor, Any]:
+        values, aux = split_aux(f(x.to(dtype)), has_aux)
+        if not isinstance(values, Tensor):
+            check_returned_shape("f", values, (x.shape[0], *q.batch_shape), q)
+            raise TypeError(
+                f"f must return a torch tensor, got {type(values).__name__}; convert it with torch.as_tensor, and take "
+                f"an estimator that does not need the gradient of f"
+            )
+        check_returned_shape("f", values, (x.shape[0], *q.batch_shape), q)
+        return values if values.is_floating_point() else values.to(q.logits.dtype), aux
 
-def checked_values(values: Any, estimator: Estimator, q: Distribution) -> Float[Tensor, "K *batch"]:
-    """What f returned, once its shape is found right, in a floating type."""
-    check_returned_shape("f", values, (estimator.samples, *q.batch_shape))
-    checked: Tensor = values if values.is_floating_point() else values.to(wide(q.logits))
     return checked
 
 
 def evaluate(
-    f: Function, x: Float[Tensor, "K *logits"]
-) -> tuple[Float[Tensor, "K *batch"], Float[Tensor, "K *logits"]]:
-    """f at the points x and its gradient in x; nothing else gets a gradient from it."""
+    f: CheckedFunction, x: Float[Tensor, "K *logits"]
+) -> tuple[Float[Tensor, "K *batch"], Float[Tensor, "K *logits"], Any]:
+    """Return f at the points x, its gradient in x and its auxiliary output; nothing else receives a gradient."""
     with torch.enable_grad():
         points = x.detach().requires_grad_()
-        values = f(points)
-        return values, _pointwise_gradient(values, points)
+        # f may change its argument in place, which a leaf does not allow.
+        values, aux = f(points.clone())
+        return values, pointwise_gradient(values, points), aux
 
 
 def evaluate_side(
-    f: Function,
+    f: CheckedFunction,
     q: Distribution,
     noise: Tensor,
     x: Float[Tensor, "K *logits"],
     estimator: Estimator,
-    coefficients: Coefficients,
-    learned: bool,
+    numbers: Mapping[str, Tensor],
+    context: Tensor | None,
+    learning: bool,
 ) -> Side:
-    """What the estimator asks for besides f at the samples; `learned` says whether the coefficients get a gradient."""
-    at_mean: tuple[Any, Any] = (None, None)
-    if estimator.needs_mean:
+    """Evaluate what the estimator needs in addition to f at the samples.
+
+    Args:
+        f: the checked function.
+        q: the distribution, held constant.
+        noise: the noise of the samples.
+        x: the samples.
+        estimator: the estimator.
+        numbers: the learned numbers, apart from the graph of the loss.
+        context: features of each batch element.
+        learning: whether the numbers receive a gradient.
+    """
+    f_mean = df_mean = expected_f = control = dcontrol = None
+    if estimator.needs.mean:
         with formulas(q):
             mean = q.mean
-        values, df = evaluate(f, mean[None])
-        check_returned_shape("f at the mean of q", values, (1, *q.batch_shape))
-        at_mean = (values[0].detach(), df[0])
-    control: tuple[Any, Any] = (None, None)
-    if estimator.relaxed_points:
-        control = _relaxed(
-            f, q, noise, x, estimator, coefficients, learned and not isinstance(estimator, LinearEstimator)
-        )
-    return Side(at_mean, control)
+        values, df, _ = evaluate(f, mean[None])
+        f_mean, df_mean = values[0].detach(), df[0]
+    if estimator.needs.expected_f:
+        with torch.no_grad():
+            expected_f = expected_value(lambda points: f(points)[0], q, estimator)
+    if isinstance(estimator, RelaxedEstimator):
+        graph = learning and not estimator.needs.coefficients
+        control, dcontrol = _relaxed(f, q, noise, x, estimator, numbers, context, graph)
+    return Side(f_mean, df_mean, expected_f, control, dcontrol, context)
 
 
 def _relaxed(
-    f: Function,
+    f: CheckedFunction,
     q: Distribution,
     noise: Tensor,
     x: Tensor,
-    estimator: Estimator,
-    coefficients: Coefficients,
-    learned: bool,
+    estimator: RelaxedEstimator,
+    numbers: Mapping[str, Tensor],
+    context: Tensor | None,
+    graph: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The control variate at the relaxed points, and its gradient in the logits of each."""
-    f = _under_present_autocast(f, q)
+    """Return the control variate at the relaxed points and its gradient in the logits of each."""
+    f, points = _under_present_autocast(f, q), estimator.needs.relaxed_points
     with torch.enable_grad(), formulas(q):
-        logits = q.broadcast_to((estimator.relaxed_points, *q.batch_shape)).logits.detach().requires_grad_()
-        values = estimator.control(f, type(q)(logits=logits), noise, x, coefficients)
-        check_returned_shape("f at the relaxed points", values, (estimator.relaxed_points, *q.batch_shape))
-        gradient = _pointwise_gradient(values, logits, create_graph=learned)
-        return values if learned else values.detach(), gradient
+        logits = q.broadcast_to((points, *q.batch_shape)).logits.detach().requires_grad_()
+        values = estimator.control(lambda z: f(z)[0], q.with_logits(logits), noise, x, numbers, context)
+        check_returned_shape("f at the relaxed points", values, (points, *q.batch_shape), q)
+        gradient = pointwise_gradient(values, logits, create_graph=graph)
+        return values if graph else values.detach(), gradient
 
 
-def _under_present_autocast(f: Function, q: Distribution) -> Function:
+def _under_present_autocast(f: CheckedFunction, q: Distribution) -> CheckedFunction:
     if not _is_autocast(q):
         return f
     kind = q.logits.device.type
     dtype = torch.get_autocast_dtype(kind)
 
-    def autocast_f(x: Any) -> Any:
+    def autocast_f(x: Tensor) -> tuple[Tensor, Any]:
         with torch.autocast(kind, dtype=dtype):
             return f(x)
 
     return autocast_f
 
 
-def _pointwise_gradient(values: Tensor, points: Tensor, create_graph: bool = False) -> Tensor:
-    """The gradient of values each of which depends on one of the points; 0 where it depends on none."""
+def pointwise_gradient(values: Tensor, points: Tensor, create_graph: bool = False) -> Tensor:
+    """Return the gradient of values each of which depends on one of the points; 0 where it depends on none."""
     if not getattr(values, "requires_grad", False):
         return torch.zeros_like(points)
     (gradient,) = torch.autograd.grad(

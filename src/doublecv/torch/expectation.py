@@ -1,47 +1,66 @@
-"""`Expectation`, the module, and `estimate`, the same in explicit form."""
+"""`Expectation` in PyTorch: a module whose parameters and buffers are the learned state of an estimator."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+import warnings
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from doublecv.arrays import require_floating
-from doublecv.checks import check_estimator, check_pullback
+from doublecv.checks import check_estimator, check_function, check_pullback
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator, Evaluation
-from doublecv.estimators.linear import AVERAGE_RATE
-from doublecv.torch.coefficients import Coefficients, as_tensors, by_name, leaves, with_leaves
-from doublecv.torch.evaluating import Function, checked_values, draw, evaluate, evaluate_side, wide
+from doublecv.estimators import Estimator, Evaluation, Learned
+from doublecv.torch.evaluating import Function, checked_function, evaluate, evaluate_side, formulas
 from doublecv.torch.families import as_family
-from doublecv.torch.nodes import Pullback, Rule, mean, sample
+from doublecv.torch.nodes import Pullback, Rule, auxiliary, gradients, mean, sample
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+PATIENCE = 100
+"""The number of backward passes after which learned parameters that never moved cause a warning."""
+
+
+class Estimate(NamedTuple):
+    """Hold the result of `Expectation.estimate`; nothing of it has a graph.
+
+    Attributes:
+        value: the mean of f over the K samples.
+        gradient: the estimate of the gradient of E_q f in the logits, for every batch element.
+        learned_gradient: the gradient of the learned numbers, and the statistics of this step.
+        evaluation: the samples, f at them, and what else the estimator needs.
+        aux: the auxiliary output of f, or None.
+    """
+
+    value: Float[Tensor, "*batch"]
+    gradient: Float[Tensor, "*logits"]
+    learned_gradient: Learned
+    evaluation: Evaluation
+    aux: Any
+
 
 class Expectation(nn.Module):
-    """The mean of f over K samples of q, to be differentiated once; the estimator's coefficients are its parameters.
+    r"""Compute :math:`E_q f` over K samples, with an estimator's gradient in the logits of q.
+
+    The numbers that the estimator learns are parameters of this module: hand `expectation.parameters()` to an optimizer
+    together with the model's. Running averages are buffers, which move by themselves in the backward pass while the
+    module is in training mode, as those of batch normalization do.
 
     From one forward and one backward pass of f, `backward` gives
 
-    - to all that f uses: the ordinary gradient of the mean;
-    - to q's logits, and so to whatever produced them: the estimator's gradient. If f itself depends on the logits, its
-      ordinary gradient is added; take `q.detach()` in f to hold them constant, as an ELBO with log q(x) in f wants it;
-    - to the coefficients: the derivative of the mean square of the estimate (over batch and coordinates), so that any
-      optimiser that is handed them reduces the variance. A batch element counts with the absolute weight that it has in
-      the loss, so that neither a loss that is maximised nor one with padded examples misleads it.
+    - to everything that f uses: the ordinary gradient of the mean;
+    - to q's logits: the estimator's gradient. If f itself depends on the logits, its ordinary gradient is added; use
+      `detach(q)` in f to hold them constant, as an ELBO with log q(x) in f needs it;
+    - to the learned numbers: the derivative of the mean square of the estimate. A batch element counts with the absolute
+      weight that it has in the loss.
 
-    Coefficients that are running averages (`estimator.averaged`) are buffers, which `backward` moves by itself while
-    the module is in training mode, as batch normalisation moves its own; no optimiser is needed for them.
-
-    f may call a compiled model; `torch.compile` leaves the module itself as it is. REBAR and RELAX differentiate f
-    twice to learn their coefficients, which torch does not do through a compiled model. The transforms of `torch.func`
-    do not reach through the module; `estimate` gives its gradient explicitly.
+    f may call a compiled model; `torch.compile` leaves the module itself as it is. REBAR and RELAX differentiate f twice,
+    which torch does not do through a compiled model. The transforms of `torch.func` do not pass through the module;
+    `estimate` gives its gradient explicitly.
 
     >>> import doublecv as dcv
     >>> expectation = Expectation(dcv.DoubleCV(samples=4))
@@ -51,27 +70,48 @@ class Expectation(nn.Module):
     (torch.Size([3, 5]), torch.Size([]))
 
     Args:
-        estimator: any estimator of `doublecv`. RELAX's network is an `nn.Module`, which becomes a part of this one:
-            `Expectation(doublecv.Relax(network=module, apply=lambda network, z: network(z)))`.
+        estimator: any estimator of doublecv. If the sizes of its state come from q, as those of `LearnedSurrogate` and
+            `Relax` do, call `init` before making the optimizer; for the others, `init` is optional.
     """
 
     def __init__(self, estimator: Estimator) -> None:
         super().__init__()
         check_estimator(estimator)
         self.estimator = estimator
-        start = as_tensors(estimator.coefficients(), torch.get_default_dtype())
-        self._names = tuple(start)
-        for name, value in start.items():
-            if isinstance(value, nn.Module):
-                self.add_module(name, value)
-            elif name in estimator.averaged:
-                self.register_buffer(name, value.detach().clone())
-            else:
-                self.register_parameter(name, nn.Parameter(value.detach().clone()))
+        self._number_names: tuple[str, ...] = ()
+        self._average_names: tuple[str, ...] = ()
+        self._statistic_names: tuple[str, ...] = ()
+        self._initialized = False
+        self._checked = False
+        self._watched: tuple[int, list[Tensor]] | None = None
+        if not estimator.needs.sized:
+            self._register(estimator.init(), torch.get_default_dtype(), None)
 
-    def coefficients(self) -> dict[str, Tensor | nn.Module]:
-        """The learnable coefficients by name, as `estimate` takes them."""
-        return {name: getattr(self, name) for name in self._names}
+    def init(
+        self,
+        q: Distribution | torch.distributions.Distribution,
+        *,
+        context: Float[Tensor, "*batch features"] | None = None,
+    ) -> Self:
+        """Set the initial state, with sizes from q and the context, and return the module.
+
+        Args:
+            q: a distribution like those of the calls to come; its values are not used.
+            context: features of each batch element, if the calls to come have any.
+        """
+        family = _family(q)
+        held_context = None if context is None else context.detach()
+        start = self.estimator.init(family.detach(), held_context)
+        dtype = torch.promote_types(family.logits.dtype, torch.float32)
+        self._register(start, dtype, family.logits.device)
+        return self
+
+    def learned(self) -> Learned:
+        """Return the learned state by name, as `doublecv.torch.variance` and the estimator take it."""
+        self._check_initialized()
+        numbers = {name: getattr(self, name) for name in self._number_names}
+        averages = {name: getattr(self, name) for name in self._average_names}
+        return Learned(numbers, averages, dict.fromkeys(self._statistic_names))
 
     # The two nodes speak to each other in the backward pass, which a compiled graph of both would not see.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -80,148 +120,255 @@ class Expectation(nn.Module):
         f: Function,
         q: Distribution | torch.distributions.Distribution,
         *,
+        context: Float[Tensor, "*batch features"] | None = None,
+        has_aux: bool = False,
         generator: torch.Generator | None = None,
         noise: Float[Tensor, "..."] | None = None,
         pullback: Pullback | None = None,
-        **options: Any,
-    ) -> Float[Tensor, "*batch"]:
-        """The mean of f over K samples, for every batch element.
+    ) -> Any:
+        """Return the mean of f over K samples, for every batch element.
 
         Args:
             f: a function from `[K, *batch, *event]` to `[K, *batch]` that treats samples and batch elements one by one.
-                It is differentiated in x only if `estimator.needs_df` (and at the mean of q if `estimator.needs_mean`).
+                It is differentiated in x only if the estimator needs it.
             q: a distribution of doublecv, or `torch.distributions.Bernoulli` or `OneHotCategorical`, or `Independent`
                 of one; the last axis of a Bernoulli's logits is that of the variables, as in doublecv.
-            generator: where the noise comes from; torch's global generator if None.
+            context: features of each batch element, for estimators that use them; the others ignore it.
+            has_aux: whether f returns a pair of values and auxiliary output. The result is then a pair, too. The
+                auxiliary output is differentiable in what f uses, with the samples held constant.
+            generator: the source of the noise; torch's global generator if None.
             noise: uniform noise on [0, 1) of shape `estimator.noise_shape(q)`, in place of a generator.
-            pullback: where it is given, the coefficients' gradient is that of the squared norm of `pullback(gradient)`.
-                It is differentiated too: `lambda g: torch.autograd.grad(logits, parameters, g, create_graph=True)`.
-            options: fields of the estimator that depend on the batch and so change from call to call, such as `apply`
-                of Relax, `expected_f` of RStar and `context` of Surrogate.
+            pullback: if given, the learned numbers minimise the squared norm of `pullback(gradient)`. It is
+                differentiated: `lambda g: torch.autograd.grad(logits, parameters, g, create_graph=True)`.
         """
-        estimator = replace(self.estimator, **options) if options else self.estimator
-        check_pullback(estimator, pullback)
-        coefficients = self._followed(self.coefficients())
-        q = _checked_family(q, estimator, coefficients)
-        noise = _checked_noise(q, estimator, generator, noise)
-        held = q.detach()
-        samples = draw(held, noise, estimator)
-        tensors = leaves(coefficients)
-        learned = any(tensor.requires_grad for tensor in tensors)
-        if not (torch.is_grad_enabled() and (learned or q.logits.requires_grad)):
-            return checked_values(f(samples), estimator, held).mean(dim=0)
-        held_tensors = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
-        side = evaluate_side(f, held, noise, samples, estimator, with_leaves(coefficients, held_tensors), learned)
-        rule = Rule(estimator, type(held), coefficients, pullback)
-        x, channel = sample(rule, side, held_tensors, q.logits, samples, tensors)
-        values = checked_values(f(x if estimator.needs_df else samples), estimator, held)
-        return mean(rule, values, channel)
+        estimator = self.estimator
+        q, wide, noise = self._prepare(f, q, generator, noise, pullback)
+        checked = checked_function(f, wide, has_aux, q.logits.dtype)
+        samples = _draw(wide, noise, estimator)
+        learned = self.learned()
+        parameters = list(learned.numbers.values())
+        learning = any(parameter.requires_grad for parameter in parameters)
+        following = self.training and bool(learned.averages)
+        if not (torch.is_grad_enabled() and (learning or following or q.logits.requires_grad)):
+            values, aux = checked(samples.clone())
+            return (values.mean(dim=0), aux) if has_aux else values.mean(dim=0)
+        numbers = {
+            name: value.detach().requires_grad_(value.requires_grad) for name, value in learned.numbers.items()
+        }
+        # Copies, because the averages move in place and another backward pass may come.
+        averages = {name: value.detach().clone() for name, value in learned.averages.items()}
+        held = Learned(numbers, averages, learned.statistics)
+        context = None if context is None else context.detach()
+        side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
+        rule = Rule(estimator, q.with_logits, held, pullback, self._report, not self._checked)
+        x, channel = sample(rule, side, q.logits, samples, parameters)
+        rule.x = x if estimator.needs.gradient and (has_aux or rule.check) else None
+        values, aux = checked(x if estimator.needs.gradient else samples.clone())
+        value = mean(rule, values, channel)
+        return (value, auxiliary(rule, aux)) if has_aux else value
 
-    def _followed(self, coefficients: dict[str, Tensor | nn.Module]) -> dict[str, Tensor | nn.Module]:
-        """The coefficients with copies for running averages: the gradient of a copy moves the average itself."""
-        if not (self.training and torch.is_grad_enabled()):
-            return coefficients
-        followed = dict(coefficients)
-        for name in self.estimator.averaged:
-            average = self.get_buffer(name)
-            copy = average.clone().requires_grad_()
-            copy.register_post_accumulate_grad_hook(partial(_move, average))  # type: ignore[no-untyped-call]
-            followed[name] = copy
-        return followed
+    def estimate(
+        self,
+        f: Function,
+        q: Distribution | torch.distributions.Distribution,
+        *,
+        context: Float[Tensor, "*batch features"] | None = None,
+        has_aux: bool = False,
+        generator: torch.Generator | None = None,
+        noise: Float[Tensor, "..."] | None = None,
+        pullback: Pullback | None = None,
+    ) -> Estimate:
+        """Return the value, the gradient in the logits and the gradient of the learned state, explicitly.
+
+        The arguments are those of the call, and so is the learned state's gradient, for a loss that is the mean over the
+        batch. Of f, only the derivative in x is computed, and the state does not move, so this is the form for logits
+        that are themselves the parameters and for diagnostics.
+        """
+        estimator = self.estimator
+        q, wide, noise = self._prepare(f, q, generator, noise, pullback)
+        checked = checked_function(f, wide, has_aux, q.logits.dtype)
+        x = _draw(wide, noise, estimator)
+        df = None
+        if estimator.needs.gradient:
+            values, df, aux = evaluate(checked, x)
+        else:
+            values, aux = checked(x.clone())
+        values = values.detach().to(torch.promote_types(values.dtype, wide.logits.dtype))
+        learned = self.learned()
+        numbers = {name: value.detach().requires_grad_() for name, value in learned.numbers.items()}
+        context = None if context is None else context.detach()
+        side = evaluate_side(checked, wide, noise, x, estimator, numbers, context, bool(numbers))
+        size = max(1, prod(q.batch_shape))
+        weight = torch.full(q.batch_shape, 1 / size, dtype=wide.logits.dtype, device=wide.logits.device)
+        gradient, of_numbers, statistics = gradients(
+            estimator,
+            wide,
+            side.evaluation(x, values, df),
+            learned._replace(numbers=numbers),
+            weight,
+            context,
+            pullback,
+        )
+        averages = {name: torch.zeros_like(value) for name, value in learned.averages.items()}
+        held = side._replace(**{name: _detached(getattr(side, name)) for name in ("control", "dcontrol")})
+        return Estimate(
+            values.mean(dim=0),
+            gradient.to(q.logits.dtype),
+            Learned(of_numbers, averages, statistics),
+            held.evaluation(x, values, df),
+            aux,
+        )
 
     def extra_repr(self) -> str:
-        """The estimator."""
+        """Return the estimator."""
         return repr(self.estimator)
 
+    def _prepare(
+        self, f: Any, q: Any, generator: torch.Generator | None, noise: Tensor | None, pullback: Any
+    ) -> tuple[Distribution, Distribution, Tensor]:
+        """Check the arguments; return q, q held constant in a wide type, and the noise."""
+        check_function(f, q)
+        _check_no_transform()
+        check_pullback(self.estimator, pullback)
+        family = _family(q)
+        self.estimator.check_family(family)
+        self._check_initialized()
+        wide = family.detach().widen()
+        return family, wide, _checked_noise(wide, self.estimator, generator, noise)
 
-class Estimate(NamedTuple):
-    """What `estimate` returns; nothing of it has a graph.
+    def _register(self, start: Learned, dtype: torch.dtype, device: torch.device | None) -> None:
+        for name, value in start.numbers.items():
+            self.register_parameter(name, nn.Parameter(torch.as_tensor(value, dtype=dtype, device=device)))
+        for name, value in start.averages.items():
+            # Averages of a product of two gradients need the range of at least 32 bits.
+            self.register_buffer(name, torch.as_tensor(value, dtype=dtype, device=device))
+        self._number_names, self._average_names = tuple(start.numbers), tuple(start.averages)
+        self._statistic_names = tuple(start.statistics)
+        self._initialized = True
 
-    Attributes:
-        value: the mean of f over the K samples.
-        gradient: the estimate of d/dlogits E_q f, for every batch element.
-        coefficient_gradient: the derivative of the mean square of `gradient` (over batch and coordinates) in the
-            coefficients, by name; in a module, by the names of its parameters.
-        evaluation: the samples, f at them, and what else the estimator asked for.
-    """
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the module as usual, but keep running averages in at least 32 bits."""
+        kept = {name: getattr(self, name) for name in self._average_names}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in kept.items():
+            after = getattr(self, name)
+            if torch.finfo(after.dtype).bits < 32:
+                setattr(self, name, before.to(after.device))
+        return self
 
-    value: Float[Tensor, "*batch"]
-    gradient: Float[Tensor, "*logits"]
-    coefficient_gradient: dict[str, Any]
-    evaluation: Evaluation
+    def _check_initialized(self) -> None:
+        if not self._initialized:
+            raise RuntimeError(
+                f"the sizes of the state of {type(self.estimator).__name__} come from q; call "
+                f"expectation.init(q, context=...) once, before making the optimizer"
+            )
 
+    def _report(self, statistics: Mapping[str, Tensor]) -> None:
+        """Move the running averages after a backward pass, and watch whether the parameters move."""
+        self._checked = True
+        if self.training and statistics:
+            averages = {name: getattr(self, name) for name in self._average_names}
+            some = next(iter(averages.values()))
+            cast = {name: value.to(some.dtype) for name, value in statistics.items()}
+            for name, value in self.estimator.advance(averages, cast).items():
+                averages[name].copy_(value)
+        self._watch()
 
-def estimate(
-    f: Function,
-    q: Distribution | torch.distributions.Distribution,
-    estimator: Estimator,
-    coefficients: Coefficients,
-    *,
-    generator: torch.Generator | None = None,
-    noise: Float[Tensor, "..."] | None = None,
-    pullback: Pullback | None = None,
-) -> Estimate:
-    """The value, the gradient in the logits and the coefficients' gradient, explicitly.
-
-    The coefficients' gradient is that of `Expectation` for a loss that is the mean over the batch. Nothing of f but its
-    derivative in x is computed, so this is the form for logits that are themselves the parameters, for diagnostics, and
-    for use outside automatic differentiation.
-
-    Args:
-        f: a function from `[K, *batch, *event]` to `[K, *batch]`.
-        q: the distribution, of doublecv or of torch.
-        estimator: any estimator of `doublecv`.
-        coefficients: the estimator's coefficients: `estimator.coefficients()` or `expectation.coefficients()`.
-        generator: where the noise comes from; torch's global generator if None.
-        noise: uniform noise on [0, 1) of shape `estimator.noise_shape(q)`, in place of a generator.
-        pullback: where it is given, the coefficients' gradient is that of the squared norm of `pullback(gradient)`.
-    """
-    check_estimator(estimator)
-    check_pullback(estimator, pullback)
-    q = _checked_family(q, estimator, coefficients).detach()
-    noise = _checked_noise(q, estimator, generator, noise)
-    x = draw(q, noise, estimator)
-    values, df = evaluate(f, x) if estimator.needs_df else (f(x), None)
-    values = checked_values(values, estimator, q).detach()
-    given = as_tensors(coefficients, wide(q.logits), q.logits.device)
-    held_tensors = [tensor.detach().requires_grad_() for tensor in leaves(given)]
-    side = evaluate_side(f, q, noise, x, estimator, with_leaves(given, held_tensors), learned=True)
-    weight = torch.full(q.batch_shape, 1 / max(1, prod(q.batch_shape)), dtype=wide(q.logits), device=q.logits.device)
-    evaluation = Evaluation(x, values, df, *side.at_mean, *side.control)
-    gradient, derivatives = Rule(estimator, type(q), given, pullback).gradients(q, held_tensors, evaluation, weight)
-    evaluation = replace(evaluation, **{name: _detached(getattr(evaluation, name)) for name in ("control", "dcontrol")})
-    return Estimate(values.mean(dim=0), gradient, by_name(given, derivatives), evaluation)
+    def _watch(self) -> None:
+        parameters = [getattr(self, name) for name in self._number_names]
+        if not any(parameter.requires_grad for parameter in parameters):
+            return
+        if self._watched is None:
+            self._watched = 0, [parameter.detach().clone() for parameter in parameters]
+        count, before = self._watched
+        if count == PATIENCE and all(map(torch.equal, parameters, before)):
+            warnings.warn(
+                f"the parameters of Expectation({type(self.estimator).__name__}) received gradients in {PATIENCE} "
+                f"backward passes and never changed; hand expectation.parameters() to the optimizer",
+                stacklevel=2,
+            )
+        if count <= PATIENCE:
+            self._watched = count + 1, before
 
 
-def _move(average: Tensor, copy: Tensor) -> None:
-    assert copy.grad is not None
-    average.sub_(AVERAGE_RATE * copy.grad)
-    copy.grad = None
+def _draw(q: Distribution, noise: Tensor, estimator: Estimator) -> Float[Tensor, "K *logits"]:
+    with torch.no_grad(), formulas(q):
+        samples: Tensor = estimator.draw(q, noise)
+        return samples
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def _checked_family(q: Any, estimator: Estimator, coefficients: Coefficients) -> Distribution:
+def _family(q: Any) -> Distribution:
     family: Distribution = as_family(q)
-    estimator.check_family(family)
-    estimator.check_coefficients(coefficients)
-    if not isinstance(family.logits, Tensor):
+    if isinstance(family, Distribution) and not isinstance(family.logits, Tensor):
         raise TypeError(
             f"logits of q must be a torch tensor, got {type(family.logits).__name__}; convert them first, for example "
-            f"with torch.as_tensor(logits)"
+            f"with torch.as_tensor(logits), or use doublecv.jax"
         )
     return family
+
+
+def _check_no_transform() -> None:
+    peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+    if peek is not None and peek() is not None:
+        raise RuntimeError(
+            "Expectation does not pass through the transforms of torch.func (grad, vmap, jvp, ...); call backward, or "
+            "take the explicit gradient from Expectation.estimate outside of the transform"
+        )
 
 
 def _checked_noise(
     q: Distribution, estimator: Estimator, generator: torch.Generator | None, noise: Tensor | None
 ) -> Float[Tensor, "..."]:
     if noise is None:
-        shape, logits = estimator.noise_shape(q), q.logits
-        return torch.rand(shape, dtype=wide(logits), device=logits.device, generator=generator)
+        logits = q.logits
+        return torch.rand(estimator.noise_shape(q), dtype=logits.dtype, device=logits.device, generator=generator)
     if generator is not None:
         raise ValueError("noise and generator were both given, but noise takes the generator's place; leave one out")
     require_floating("noise", noise)
     return noise
+
+
+def fold(f: Callable[..., Any], *data: Any) -> Callable[[Any], Any]:
+    """Turn a model written for `[batch, ...]` into an f for `[K, batch, ...]`.
+
+    K is folded into the batch axis and the data is repeated K times, so that the model sees one batch of K times as many
+    examples.
+
+    >>> def negative_log_likelihood(z, y):  # one number per example
+    ...     return ((y - z) ** 2).sum(-1)
+    >>> f = fold(negative_log_likelihood, torch.ones(8, 3))
+    >>> f(torch.zeros(4, 8, 3)).shape
+    torch.Size([4, 8])
+
+    Args:
+        f: a function of x with shape `[K * batch, *event]`, and of the data, that returns one number per example, or a
+            pair of these and auxiliary output, which is passed through.
+        data: tensors, or nested containers of tensors, whose first axis is the batch.
+    """
+    tree_map, leaves = torch.utils._pytree.tree_map, torch.utils._pytree.tree_leaves
+
+    def folded(x: Any) -> Any:
+        samples, batch = leaves(x)[0].shape[:2]
+
+        def merge(leaf: Tensor) -> Tensor:
+            return leaf.reshape(samples * batch, *leaf.shape[2:])
+
+        def repeat(leaf: Tensor) -> Tensor:
+            if leaf.ndim == 0 or leaf.shape[0] != batch:
+                raise ValueError(f"data must have the batch axis {batch} in front, got shape {tuple(leaf.shape)}")
+            return merge(leaf.expand(samples, *leaf.shape))
+
+        returned = f(tree_map(merge, x), *tree_map(repeat, data))
+        values, *aux = returned if isinstance(returned, tuple) else (returned,)
+        if tuple(values.shape[:1]) != (samples * batch,):
+            raise ValueError(
+                f"f must return one number per example, {samples * batch} of them, got shape {tuple(values.shape)}"
+            )
+        unfolded = values.reshape(samples, batch, *values.shape[1:])
+        return (unfolded, *aux) if aux else unfolded
+
+    return folded

@@ -1,4 +1,4 @@
-"""torch's own distributions as those of doublecv."""
+"""Conversion of torch's own distributions, and `detach` for both kinds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from doublecv.distributions import Bernoulli, Categorical
+from doublecv.distributions import Bernoulli, Categorical, Distribution
 
 
 def as_family(q: Any) -> Any:
-    """q as a doublecv distribution where torch's has such a form, and otherwise q; its logits stay differentiable."""
+    """Return q as a doublecv distribution where torch's has such a form; its logits stay differentiable."""
     base = q
     if isinstance(q, torch.distributions.Independent):
         if q.reinterpreted_batch_ndims != 1:
@@ -24,3 +24,18 @@ def as_family(q: Any) -> Any:
     if isinstance(base, torch.distributions.OneHotCategorical):
         return Categorical(logits=base.logits)
     return q
+
+
+def detach(q: Any) -> Any:
+    """Return the same distribution with its logits held constant, for q of doublecv or of torch.
+
+    Inside f, `detach(q).log_prob(x)` is what an ELBO needs. torch's own distributions are converted: their `log_prob`
+    rejects the relaxed points of some estimators, and is not summed over the variables.
+
+    >>> detach(torch.distributions.Bernoulli(logits=torch.zeros(5, 3))).log_prob(torch.ones(2, 5, 3)).shape
+    torch.Size([2, 5])
+    """
+    family = as_family(q)
+    if not isinstance(family, Distribution):
+        raise TypeError(f"q must be a Bernoulli or OneHotCategorical of doublecv or torch, got {type(q).__name__}")
+    return family.detach()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from doublecv.checks import differentiated_twice
+from doublecv.checks import differentiated_twice, missing_gradient
 from doublecv.distributions import Distribution, event_size
-from doublecv.estimators import Estimator, Evaluation, LinearEstimator
-from doublecv.torch.coefficients import Coefficients, with_leaves
-from doublecv.torch.evaluating import Side, formulas, wide
+from doublecv.estimators import Estimator, Evaluation, Learned
+from doublecv.torch.evaluating import Side, formulas
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -22,104 +21,130 @@ Pullback: TypeAlias = Callable[[Any], Any]
 """From a gradient in the logits to the gradient in what made them, one tensor or a sequence of them."""
 
 
+def gradients(
+    estimator: Estimator,
+    q: Distribution,
+    evaluation: Evaluation,
+    learned: Learned,
+    weight: Float[Tensor, "*batch"],
+    context: Tensor | None,
+    pullback: Pullback | None,
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Return the estimate, the derivative of its weighted square in the numbers, and the statistics of this step.
+
+    Numbers that do not require a gradient receive none.
+    """
+    wanted = [name for name, value in learned.numbers.items() if value.requires_grad]
+    absolute = weight.abs()
+    if estimator.needs.coefficients or not wanted:
+        with torch.no_grad(), formulas(q):
+            applied = estimator.apply(q, evaluation, learned, absolute, context)
+            if not (wanted and applied.derivatives):
+                return applied.gradient, {}, applied.statistics
+            found = applied.derivatives(_cotangent(q, applied.gradient, weight, pullback))
+            numbers = {name: found[name].to(learned.numbers[name].dtype) for name in wanted}
+            return applied.gradient, numbers, applied.statistics
+    with formulas(q):
+        with torch.enable_grad():
+            applied = estimator.apply(q, evaluation, learned, absolute, context)
+        held = applied.gradient.detach()
+        cotangents = [(applied.gradient, _cotangent(q, held, weight, pullback).to(held.dtype))]
+        if applied.loss is not None:
+            cotangents.append((applied.loss, torch.ones_like(applied.loss)))
+        dependent = [(result, cotangent) for result, cotangent in cotangents if result.requires_grad]
+        leaves = [learned.numbers[name] for name in wanted]
+        if not dependent:
+            derivatives: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in leaves]
+        else:
+            # The control variate's graph was made in the forward pass, and another backward pass may come.
+            retain = estimator.needs.relaxed_points > 0
+            results, their_cotangents = zip(*dependent, strict=True)
+            derivatives = torch.autograd.grad(
+                results, leaves, their_cotangents, retain_graph=retain, materialize_grads=True
+            )
+    statistics = {name: value.detach() for name, value in applied.statistics.items()}
+    return held, dict(zip(wanted, derivatives, strict=True)), statistics
+
+
+def _cotangent(
+    q: Distribution, gradient: Tensor, weight: Float[Tensor, "*batch"], pullback: Pullback | None
+) -> Tensor:
+    """Return the derivative of the weighted square of the estimate in the estimate."""
+    if pullback is None:
+        return 2 / max(1, event_size(q)) * masked(q, weight.abs(), gradient)
+    with torch.enable_grad():
+        weighted = masked(q, weight, gradient).requires_grad_()
+        pulled_back = pullback(weighted)
+        parts = [pulled_back] if isinstance(pulled_back, Tensor) else pulled_back
+        squared_norm = torch.stack([part.square().sum() for part in parts]).sum()
+    return masked(q, weight, *torch.autograd.grad(squared_norm, weighted))
+
+
+def masked(q: Distribution, weight: Float[Tensor, "*batch"], v: Tensor) -> Tensor:
+    """Return weight times v, and 0 where the weight is 0, even if v is not finite there."""
+    expanded = weight[(..., *(None,) * q.event_axes)]
+    return torch.where(expanded != 0, expanded * v, torch.zeros((), dtype=v.dtype, device=v.device))
+
+
 @dataclass(eq=False)
 class Rule:
-    """How a backward pass turns what it found of f into gradients.
+    """Hold what the backward pass needs, and what its first node leaves for its second.
 
     Attributes:
         estimator: the estimator.
-        family: the class of q.
-        coefficients: the coefficients, for their names: their tensors come to `gradients` as an argument.
-        pullback: what is done to the estimate before the norm whose derivative the coefficients get, if anything.
+        family: a function from logits to the distribution.
+        learned: the learned state that the estimate uses; its numbers are apart from the graph of the loss.
+        pullback: what is done to the estimate before the norm whose derivative the numbers receive, if anything.
+        report: a function that is called with the statistics of the step.
+        check: whether to verify that only the mean of f reaches the samples; it costs one more backward pass of f.
+        x: the samples as f saw them, while `check` is on or auxiliary output exists.
         values: f at the samples, which the backward pass of `mean` leaves for that of `sample`.
+        expected: the gradient that should reach the samples, where it was verified.
+        excess: the gradient that reached the samples through auxiliary output.
     """
 
     estimator: Estimator
-    family: type[Distribution]
-    coefficients: Coefficients
+    family: Callable[[Tensor], Distribution]
+    learned: Learned
     pullback: Pullback | None
+    report: Callable[[Mapping[str, Tensor]], None]
+    check: bool
+    x: Tensor | None = None
     values: Tensor | None = None
-
-    def gradients(
-        self, q: Distribution, leaves: Sequence[Tensor], evaluation: Evaluation, weight: Float[Tensor, "*batch"]
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """The estimate, and the derivative in the leaves of its square, weighted by the loss's weights."""
-        coefficients = with_leaves(self.coefficients, leaves)
-        learned = [leaf for leaf in leaves if leaf.requires_grad]
-        estimator = self.estimator
-        with formulas(q):
-            if learned and isinstance(estimator, LinearEstimator) and not estimator.averaged:
-                return self._from_parts(q, *estimator.parts(q, evaluation).vectors(), coefficients, weight)
-            with torch.set_grad_enabled(bool(learned)):
-                gradient, loss = estimator.gradient_and_loss(q, evaluation, coefficients, weight)
-            held = gradient.detach()
-            if not learned:
-                return held, [None] * len(leaves)
-            derivatives = iter(self._differentiate(gradient, loss, learned, self._cotangent(q, held, weight)))
-        return held, [next(derivatives) if leaf.requires_grad else None for leaf in leaves]
-
-    def _from_parts(
-        self, q: Distribution, g0: Tensor, h: dict[str, Tensor], coefficients: Coefficients, weight: Tensor
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """The same for g0 + sum_i c_i h_i, whose derivatives are h: automatic differentiation would take longer."""
-        gradient = g0
-        for name, part in h.items():
-            gradient = gradient + coefficients[name].detach() * part
-        cotangent = self._cotangent(q, gradient, weight)
-        derivatives = {name: (cotangent * part).sum().to(coefficients[name].dtype) for name, part in h.items()}
-        return gradient, [derivatives[name] for name in coefficients]
-
-    def _cotangent(self, q: Distribution, gradient: Tensor, weight: Float[Tensor, "*batch"]) -> Tensor:
-        """The derivative of the weighted square in the estimate."""
-        cotangent: Tensor
-        if self.pullback is None:
-            cotangent = 2 / max(1, event_size(q)) * q.weigh(weight.abs(), gradient)
-            return cotangent
-        with torch.enable_grad():
-            weighted = q.weigh(weight, gradient).to(q.logits.dtype).requires_grad_()
-            pulled_back = self.pullback(weighted)
-            parts = [pulled_back] if isinstance(pulled_back, Tensor) else pulled_back
-            squared_norm = torch.stack([part.square().sum() for part in parts]).sum()
-        cotangent = q.weigh(weight, *torch.autograd.grad(squared_norm, weighted))
-        return cotangent
-
-    def _differentiate(
-        self, gradient: Tensor, loss: Tensor | None, learned: list[Tensor], cotangent: Tensor
-    ) -> Sequence[Tensor]:
-        """The derivative of the weighted square, and of what the estimator minimises besides."""
-        cotangents = [(gradient, cotangent.to(gradient.dtype))]
-        if loss is not None:
-            cotangents.append((loss, torch.ones_like(loss)))
-        dependent = [(result, cotangent) for result, cotangent in cotangents if result.requires_grad]
-        if not dependent:
-            return [torch.zeros_like(leaf) for leaf in learned]
-        # The control variate's graph was made in the forward pass, and another backward pass may come.
-        retain = self.estimator.relaxed_points > 0
-        results, their_cotangents = zip(*dependent, strict=True)
-        return torch.autograd.grad(results, learned, their_cotangents, retain_graph=retain, materialize_grads=True)
+    expected: Tensor | None = None
+    excess: Tensor | None = None
 
 
 def sample(
-    rule: Rule, side: Side, held: list[Tensor], logits: Tensor, samples: Tensor, leaves: list[Tensor]
+    rule: Rule, side: Side, logits: Tensor, samples: Tensor, parameters: Sequence[Tensor]
 ) -> tuple[Float[Tensor, "K *logits"], Float[Tensor, "*batch"]]:
-    """The first node: the samples, and the channel through which the backward pass of `mean` answers.
+    """Return the samples, and the channel through which the backward pass of `mean` answers.
 
     Args:
         rule: the rule of the backward pass.
-        side: what the estimator asks for besides f at the samples.
-        held: the coefficients' tensors as `side` was computed with them, apart from the graph of the loss.
-        logits: the logits of q, which get the estimate.
+        side: what the estimator needs in addition to f at the samples.
+        logits: the logits of q, which receive the estimate.
         samples: the samples.
-        leaves: the coefficients' tensors, which get their own gradient.
+        parameters: the learned numbers, in the order of `rule.learned.numbers`, which receive their own gradient.
     """
-    x, channel = _Sample.apply(rule, side, held, logits, samples, *leaves)  # type: ignore[no-untyped-call]
+    x, channel = _Sample.apply(rule, side, logits, samples, *parameters)  # type: ignore[no-untyped-call]
     return x, channel
 
 
 def mean(rule: Rule, values: Float[Tensor, "K *batch"], channel: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """The second node: the mean over the samples, whose backward pass fills the channel with the loss's weights."""
+    """Return the mean over the samples; its backward pass fills the channel with the weights of the loss."""
     result: Tensor = _Mean.apply(rule, values, channel)  # type: ignore[no-untyped-call]
     return result
+
+
+def auxiliary(rule: Rule, aux: Any) -> Any:
+    """Return auxiliary output whose gradient does not count as the gradient of f in x."""
+
+    def guard(leaf: Any) -> Any:
+        is_differentiable = isinstance(leaf, Tensor) and leaf.requires_grad
+        return _Auxiliary.apply(rule, leaf) if is_differentiable else leaf  # type: ignore[no-untyped-call]
+
+    return torch.utils._pytree.tree_map(guard, aux)
 
 
 class _Sample(torch.autograd.Function):
@@ -127,45 +152,73 @@ class _Sample(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rule: Rule, side: Side, held: list[Tensor], logits: Tensor, samples: Tensor, *leaves: Tensor
+        ctx: Any, rule: Rule, side: Side, logits: Tensor, samples: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The samples, unchanged, and zeros; what the formula needs besides f is kept until the graph is freed."""
+        """Return the samples and zeros; what the formula needs is kept until the graph is freed."""
         ctx.rule = rule
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, samples, *side.at_mean, *side.control, *held, *leaves)
-        batch_shape = samples.shape[1 : samples.ndim - rule.family.event_axes]
-        return samples.view_as(samples), torch.zeros(batch_shape, dtype=wide(logits), device=logits.device)
+        held = list(rule.learned.numbers.values())
+        ctx.save_for_backward(logits, samples, *side, *held, *parameters)
+        q = rule.family(logits)
+        # A copy, because f may change its argument in place.
+        return samples.clone(), torch.zeros(q.batch_shape, dtype=samples.dtype, device=logits.device)
 
     @staticmethod
     def backward(ctx: Any, weighted_df: Tensor | None, weight: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The estimator's gradient for the logits and the derivative of its square for the coefficients."""
+        """Return the estimator's gradient for the logits and the derivative of its square for the numbers."""
         rule: Rule = ctx.rule
-        logits, samples, f_mean, df_mean, control, dcontrol, *held_and_leaves = ctx.saved_tensors
-        count = len(held_and_leaves) // 2
-        held, leaves = held_and_leaves[:count], held_and_leaves[count:]
+        logits, samples, *rest = ctx.saved_tensors
+        side, rest = Side(*rest[: len(Side._fields)]), rest[len(Side._fields) :]
+        held, parameters = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         if weight is None:
-            return (None,) * (5 + count)
-        assert rule.values is not None, "the weight comes from the backward pass of mean, and so do the values"
-        q = rule.family(logits=logits.detach())
+            return (None,) * (4 + len(parameters))
+        assert rule.values is not None, "the weight and the values both come from the backward pass of mean"
+        q = rule.family(logits.detach()).widen()
+        estimator, names = rule.estimator, list(rule.learned.numbers)
         with torch.no_grad():
-            values = rule.values.to(torch.promote_types(rule.values.dtype, wide(logits)))
-            df = _unweighted(q, weighted_df, weight, samples) if rule.estimator.needs_df else None
-            evaluation = Evaluation(samples, values, df, f_mean, df_mean, control, dcontrol)
-            gradient, leaf_gradients = rule.gradients(q, held, evaluation, weight)
-            logits_gradient = q.weigh(weight, gradient).to(logits.dtype)
+            values = rule.values.to(torch.promote_types(rule.values.dtype, q.logits.dtype))
+            # A batch element whose weight is too small to be divided by does not count.
+            tiny = torch.finfo(weight.dtype).smallest_normal * samples.shape[0] * 4
+            weight = torch.where(weight.abs() > tiny, weight, 0)
+            df = None
+            if estimator.needs.gradient:
+                weighted_df = _checked_gradient(rule, weighted_df, values, samples)
+                scale = torch.where(weight == 0, 0, samples.shape[0] / weight)
+                df = masked(q, scale, weighted_df.to(samples.dtype))
+        learned = rule.learned._replace(numbers=dict(zip(names, held, strict=True)))
+        gradient, of_numbers, statistics = gradients(
+            estimator, q, side.evaluation(samples, values, df), learned, weight, side.context, rule.pullback
+        )
+        with torch.no_grad():
+            rule.report(statistics)
+            of_logits = masked(q, weight, gradient).to(logits.dtype)
+        of_parameters = [of_numbers.get(name) for name in names]
         if torch.is_grad_enabled():
-            depends_on = [logits, *leaves, weight, *([] if weighted_df is None else [weighted_df])]
-            logits_gradient, *leaf_gradients = _differentiable_once([logits_gradient, *leaf_gradients], depends_on)
-        return None, None, None, logits_gradient, None, *leaf_gradients
+            depends_on = [logits, *parameters, weight, *([] if weighted_df is None else [weighted_df])]
+            of_logits, *of_parameters = _differentiable_once([of_logits, *of_parameters], depends_on)
+        return None, None, of_logits, None, *of_parameters
 
 
-def _unweighted(q: Distribution, weighted_df: Tensor | None, weight: Tensor, samples: Tensor) -> Tensor:
-    """The gradient of f in x from weight / K times it; where the weight is 0 the estimate does not count."""
-    if weighted_df is None:
-        return torch.zeros_like(samples)
-    scale = torch.where(weight == 0, 0, samples.shape[0] / weight)
-    df: Tensor = q.weigh(scale, weighted_df).to(samples.dtype)
-    return df
+def _checked_gradient(rule: Rule, weighted_df: Tensor | None, values: Tensor, samples: Tensor) -> Tensor:
+    """Return the gradient that the mean of f sent to the samples; raise if it is missing or has other parts."""
+    total = torch.zeros_like(samples) if weighted_df is None else weighted_df
+    if rule.excess is not None:
+        total, rule.excess = total - rule.excess, None
+    if not rule.check:
+        return total
+    if rule.expected is not None:
+        size = rule.expected.abs().max()
+        if bool((total - rule.expected).abs().max() > 1e-3 * size + 1e-30):
+            raise RuntimeError(
+                "a loss other than the mean of f reached the samples, for example one on a tensor that f stored; its "
+                "gradient would be taken for that of f. Return the tensor as auxiliary output instead: f returns "
+                "(values, aux) and the call has has_aux=True"
+            )
+        rule.expected = None
+    varies = values.shape[0] > 1 and bool((values != values[:1]).any())
+    if varies and not bool(total.any()):
+        raise missing_gradient(rule.estimator)
+    return total
 
 
 class _Mean(torch.autograd.Function):
@@ -175,7 +228,7 @@ class _Mean(torch.autograd.Function):
     def forward(
         ctx: Any, rule: Rule, values: Float[Tensor, "K *batch"], channel: Float[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """1/K sum_k f(x_k); f is saved here because autograd then sees to it that it is not changed meanwhile."""
+        """Return the mean; autograd makes sure that the saved values are not changed in the meantime."""
         ctx.rule = rule
         ctx.channel_type = channel.dtype
         ctx.save_for_backward(values)
@@ -183,30 +236,59 @@ class _Mean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
-        """weight / K for every sample, and the weight into the channel."""
+        """Return weight / K for every sample, and the weight for the channel."""
         (values,) = ctx.saved_tensors
-        ctx.rule.values = values.detach()
-        return None, (weight / values.shape[0]).expand(values.shape), weight.to(ctx.channel_type)
+        rule: Rule = ctx.rule
+        rule.values = values.detach()
+        cotangent = (weight / values.shape[0]).expand(values.shape)
+        if rule.check and rule.x is not None and values.requires_grad:
+            (rule.expected,) = torch.autograd.grad(
+                values, rule.x, cotangent, retain_graph=True, materialize_grads=True
+            )
+        return None, cotangent, weight.to(ctx.channel_type)
 
 
-def _differentiable_once(gradients: list[Tensor | None], depends_on: list[Tensor]) -> list[Tensor | None]:
-    """The same gradients, of which a second derivative, in anything that they depend on, raises an error."""
+class _Auxiliary(torch.autograd.Function):
+    """The node of `auxiliary`."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: Rule, aux: Tensor) -> Tensor:
+        """Return the auxiliary output."""
+        ctx.rule = rule
+        ctx.save_for_backward(aux)
+        return aux.view_as(aux)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[None, Tensor]:
+        """Pass the gradient on, and note what part of it reaches the samples, where it does not count."""
+        (aux,) = ctx.saved_tensors
+        rule: Rule = ctx.rule
+        if rule.x is not None and rule.x.requires_grad:
+            (part,) = torch.autograd.grad(aux, rule.x, cotangent, retain_graph=True, allow_unused=True)
+            if part is not None:
+                rule.excess = part if rule.excess is None else rule.excess + part
+        return None, cotangent
+
+
+def _differentiable_once(gradients: list[Any], depends_on: list[Tensor]) -> list[Any]:
+    """Return the same gradients, whose second derivative in anything that they depend on raises an error."""
     given = [gradient for gradient in gradients if gradient is not None]
     guarded = iter(_Once.apply(len(given), *given, *depends_on))  # type: ignore[no-untyped-call]
     return [None if gradient is None else next(guarded) for gradient in gradients]
 
 
 class _Once(torch.autograd.Function):
-    """The identity, which cannot be differentiated: the derivative of one estimate estimates no second derivative."""
+    """The identity, which cannot be differentiated: no estimate of a second derivative exists."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The first tensors; the others are inputs so that a second derivative in them finds its way here."""
+        """Return the first tensors; the others are inputs so that a second derivative in them reaches this node."""
         return tuple(gradient.view_as(gradient) for gradient in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> None:
         """Refuse."""
         raise differentiated_twice(
-            "Expectation", "call backward or torch.autograd.grad on it once, or hold its result constant with detach"
+            "the expectation",
+            "call backward or torch.autograd.grad on it once, or hold its result constant with detach",
         )
