@@ -3,8 +3,8 @@
 All other operations in the formulas use the array API standard, so that one formula runs on all three libraries.
 
 In annotations, `*batch` are the axes of independent problems, `*logits` are the batch axes followed by the axes of one
-event (D for Bernoulli, D C for Categorical), K is the number of samples, `*leading` are any axes in front, and `*points`
-are any axes followed by those of the logits.
+event (D for Bernoulli, D C for Categorical), K is the number of samples, `*leading` are any axes in front, and
+`*points` are any axes followed by those of the logits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def sigmoid(array: Array) -> Array:
     """Return 1 / (1 + exp(-array)), accurate in both tails.
 
     PyTorch launches one kernel per operation, so its own sigmoid is much faster there. The formula uses `where` because
-    the array libraries define the derivative of an absolute value at 0 as 0, which would make the derivative at 0 vanish
-    silently.
+    the array libraries define the derivative of an absolute value at 0 as 0, which would make the derivative at 0
+    vanish silently.
     """
     xp = namespace(array)
     if is_torch_array(array):
@@ -92,7 +92,8 @@ def value_and_gradient(f: Callable[[Array], Array], x: Array) -> tuple[Array, Ar
             (gradient,) = torch.autograd.grad(values.sum(), points)
         return values.detach(), gradient
     raise ValueError(
-        "df is None, but the gradient of f is needed and NumPy cannot find it; give df, or make q of a JAX or torch array"
+        "df is None, but the gradient of f is needed and NumPy cannot find it; "
+        "give df, or make q of a JAX or torch array"
     )
 
 

@@ -42,8 +42,8 @@ def check_returned_shape(what: str, values: Any, wanted: Shape, q: Distribution)
     remedy = "sum over the event axes and over nothing else"
     if isinstance(given, tuple) and given == (wanted[0], *wanted[1:], q.event_shape[0]):
         remedy = (
-            f"q has {q.event_shape[0]} variables per batch element, and f returned one number for each. If one variable "
-            f"per example was meant, give the variables an axis of their own: "
+            f"q has {q.event_shape[0]} variables per batch element, and f returned one number for each. If one "
+            f"variable per example was meant, give the variables an axis of their own: "
             + ("logits[..., None, :]" if isinstance(q, Categorical) else "logits[..., None]")
             + "; otherwise sum over the variables"
         )

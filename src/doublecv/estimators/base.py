@@ -118,8 +118,8 @@ class Estimator(ABC):
             raise ValueError(f"samples must be at least {needs.minimum_samples} for {name}, got {self.samples}{reason}")
         if self.samples % needs.multiple_of:
             raise ValueError(
-                f"samples must be a multiple of {needs.multiple_of} for {name}, got {self.samples}: its samples come in "
-                f"antithetic pairs; ARMS takes any number of coupled samples"
+                f"samples must be a multiple of {needs.multiple_of} for {name}, got {self.samples}: its samples come "
+                f"in antithetic pairs; ARMS takes any number of coupled samples"
             )
 
     def check_options(self) -> None:  # noqa: B027, because most estimators have no options to check

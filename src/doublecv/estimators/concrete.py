@@ -1,9 +1,9 @@
 r"""The concrete relaxation: a continuous z whose hard threshold is the sample x, and :math:`\tilde z` given x.
 
 With standard noise g, logistic for Bernoulli and Gumbel for Categorical, let z = location + g. Then x = [z > 0], or the
-one-hot vector of the largest z, is a sample of q. Divided by a temperature and mapped by the family's mean function, z is
-a point inside the cube or simplex at which f can be differentiated (Maddison, Mnih and Teh, 2017; Jang, Gu and Poole,
-2017).
+one-hot vector of the largest z, is a sample of q. Divided by a temperature and mapped by the family's mean function, z
+is a point inside the cube or simplex at which f can be differentiated (Maddison, Mnih and Teh, 2017; Jang, Gu and
+Poole, 2017).
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def conditional_sample(
     r"""Return :math:`\tilde z`, distributed as z given the hard sample x, differentiable in the logits with x held.
 
     Bernoulli, with t = 2x - 1 and g = -logit(v):
-    :math:`\tilde z = t \, \mathrm{softplus}(\mathrm{softplus}(t \cdot logits) + t g)`. For x = 1 this is z at u = mu v, for
-    x = 0 at u = mu + (1 - mu) v (Tucker et al., 2017, rewritten so that nothing cancels).
+    :math:`\tilde z = t \, \mathrm{softplus}(\mathrm{softplus}(t \cdot logits) + t g)`. For x = 1 this is z at u = mu v,
+    for x = 0 at u = mu + (1 - mu) v (Tucker et al., 2017, rewritten so that nothing cancels).
 
-    Categorical, with b the category of x and g = -log(-log v): :math:`\tilde z_b = g_b`, the largest of Gumbel variables
-    whose weights sum to 1, and :math:`\tilde z_i = g_b - \mathrm{softplus}(g_b - g_i - \log \mu_i)`, Gumbel variables
-    truncated at it (Maddison, Tarlow and Minka, 2014; Tucker et al., 2017).
+    Categorical, with b the category of x and g = -log(-log v): :math:`\tilde z_b = g_b`, the largest of Gumbel
+    variables whose weights sum to 1, and :math:`\tilde z_i = g_b - \mathrm{softplus}(g_b - g_i - \log \mu_i)`, Gumbel
+    variables truncated at it (Maddison, Tarlow and Minka, 2014; Tucker et al., 2017).
     """
     location, standard = _location(q, noise), _standard(q, noise)
     x = q.xp.astype(x, noise.dtype)

@@ -1,16 +1,16 @@
 r"""Couplings: how the K samples of an estimator depend on each other while each has the distribution q.
 
-A coupling turns uniform noise into samples, estimates the gradient of any f from them without bias, and states the exact
-joint distribution of the K values of one variable (the variables stay independent), from which `doublecv.exact`
+A coupling turns uniform noise into samples, estimates the gradient of any f from them without bias, and states the
+exact joint distribution of the K values of one variable (the variables stay independent), from which `doublecv.exact`
 enumerates all outcomes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from itertools import product
 from math import comb
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from doublecv.arrays import Array, Shape, namespace, sum_over_samples
@@ -92,7 +92,8 @@ class Independent(Coupling):
 @final
 @dataclass(frozen=True)
 class Antithetic(Coupling):
-    r"""Draw K/2 independent pairs for Bernoulli; a pair shares its noise, :math:`x = [u < \mu]`, :math:`x' = [1-u < \mu]`.
+    r"""Draw K/2 independent pairs for Bernoulli; a pair shares its noise, :math:`x = [u < \mu]`, :math:`x' = [1-u <
+    \mu]`.
 
     Sample k and sample k + K/2 are a pair. The rarer value is never drawn twice in a pair:
     :math:`P(x = x') = |1 - 2 \mu|` (Dong, Mnih and Tucker, 2020, section 3; Yin et al., 2020).
@@ -122,7 +123,9 @@ class Antithetic(Coupling):
     def estimate(
         self, q: Distribution, x: Float[Array, "K *batch D"], f: Float[Array, "K *batch"]
     ) -> Float[Array, "*batch D"]:
-        r"""Estimate with DisARM, the mean over pairs of :math:`\frac12 (f - f') (x - x') \, \mathrm{sigmoid}(|logits|)`."""
+        r"""Estimate with DisARM, the mean over pairs of :math:`\frac12 (f - f') (x - x') \,
+        \mathrm{sigmoid}(|logits|)`.
+        """
         samples, pairs = x.shape[0], x.shape[0] // 2
         differences = q.scale((f[:pairs] - f[pairs:]) / samples, x[:pairs] - x[pairs:])
         return sum_over_samples(differences) * (1 - _bernoulli(q).min_prob)

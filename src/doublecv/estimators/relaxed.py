@@ -53,13 +53,13 @@ class Rebar(RelaxedEstimator):
     r"""Estimate with REBAR,
 
     .. math::
-        g = \frac{1}{K} \sum_k (f(x_k) - c(\tilde z_k)) \, s(x_k) + \nabla_{logits} c(z_k) - \nabla_{logits} c(\tilde z_k),
-        \qquad c(z) = scale \cdot f(\mathrm{sigmoid}(z / temperature))
+        g = \frac{1}{K} \sum_k (f(x_k) - c(\tilde z_k)) \, s(x_k) + \nabla_{logits} c(z_k) - \nabla_{logits} c(\tilde
+        z_k), \qquad c(z) = scale \cdot f(\mathrm{sigmoid}(z / temperature))
 
-    (softmax for Categorical), where z is the concrete relaxation whose hard threshold is x and :math:`\tilde z` is drawn
-    from z given x (Tucker et al., 2017). It is unbiased at any temperature and scale: given x, the score of z is that of
-    x plus that of :math:`\tilde z`, so the last two terms have the mean of what the first subtracts. f must be defined
-    inside the cube or simplex. Learning the temperature uses second derivatives of f. Unlike the original, this
+    (softmax for Categorical), where z is the concrete relaxation whose hard threshold is x and :math:`\tilde z` is
+    drawn from z given x (Tucker et al., 2017). It is unbiased at any temperature and scale: given x, the score of z is
+    that of x plus that of :math:`\tilde z`, so the last two terms have the mean of what the first subtracts. f must be
+    defined inside the cube or simplex. Learning the temperature uses second derivatives of f. Unlike the original, this
     estimator draws the noise of :math:`\tilde z` independently, has one temperature and one scale, and has neither the
     modified relaxation nor the neural baseline.
 
@@ -116,8 +116,8 @@ class Relax(RelaxedEstimator):
 
     .. math:: c(z) = scale \cdot \big(f(\mathrm{sigmoid}(z / temperature)) + r(z, y)\big)
 
-    (Grathwohl et al., 2018), in the form of the programs of Dong, Mnih and Tucker (2020) and Titsias and Shi (2022). r is
-    a network with one hidden layer of LeakyReLU(0.3) units that reads z and the context y, if one is given. It is
+    (Grathwohl et al., 2018), in the form of the programs of Dong, Mnih and Tucker (2020) and Titsias and Shi (2022). r
+    is a network with one hidden layer of LeakyReLU(0.3) units that reads z and the context y, if one is given. It is
     unbiased for any network.
 
     >>> import doublecv as dcv
@@ -246,9 +246,7 @@ class ConcreteDoubleCV(LinearEstimator, RelaxedEstimator):
     @property
     def needs(self) -> Needs:
         r"""Return the needs: z and :math:`\tilde z` of every sample."""
-        return Needs(
-            relaxed_points=2 * self.samples, coupling=Concrete(), minimum_samples=2, coefficients=("alpha",)
-        )
+        return Needs(relaxed_points=2 * self.samples, coupling=Concrete(), minimum_samples=2, coefficients=("alpha",))
 
     def control(
         self,

@@ -4,9 +4,9 @@ The operator turns any function of discrete variables into one of mean zero,
 
 .. math:: (A h)(x) = \frac{1}{D} \sum_i \big(E_{y_i \sim q} h(y_i, x_{-i}) - h(x)\big), \qquad E_q[(A h)(x)] = 0,
 
-because averaging over one variable leaves :math:`E_q h` unchanged. It needs h at x and at its neighbors, the points that
-differ from x in one variable: for Bernoulli the D points with one bit flipped, for Categorical the D C points with one
-variable set to one category (x itself is D of them).
+because averaging over one variable leaves :math:`E_q h` unchanged. It needs h at x and at its neighbors, the points
+that differ from x in one variable: for Bernoulli the D points with one bit flipped, for Categorical the D C points with
+one variable set to one category (x itself is D of them).
 """
 
 from __future__ import annotations

@@ -31,17 +31,18 @@ class LearnedSurrogate(Estimator):
     .. math:: g = base(f - r, \nabla f - \nabla r) + M \, slope(y),
 
     .. math::
-        r(x, y) = slope(y)^T s + \tfrac12 \sum_r w_r(y) \Big[(u_r^T s)^2 - \sum_l u_{rl}^2 s_l^2\Big], \qquad s = x - \mu,
+        r(x, y) = slope(y)^T s + \tfrac12 \sum_r w_r(y) \Big[(u_r^T s)^2 - \sum_l u_{rl}^2 s_l^2\Big], \qquad s = x -
+        \mu,
 
-    with slope and w linear in the context y, features of each batch element such as the last hidden layer of the encoder
-    that made the logits; without a context they are linear in the logits. The quadratic form has no diagonal, and
-    :math:`E[s_j s_l s_i] = 0` for :math:`j \ne l`, so that its gradient is 0 and the gradient of :math:`E[r]`, with r held as
-    a function of x, is :math:`M \, slope(y)`. The estimate is unbiased for any parameters because the base estimator is
-    (Paisley, Blei and Jordan, 2012, remove a surrogate with a known gradient in the same way).
+    with slope and w linear in the context y, features of each batch element such as the last hidden layer of the
+    encoder that made the logits; without a context they are linear in the logits. The quadratic form has no diagonal,
+    and :math:`E[s_j s_l s_i] = 0` for :math:`j \ne l`, so that its gradient is 0 and the gradient of :math:`E[r]`, with
+    r held as a function of x, is :math:`M \, slope(y)`. The estimate is unbiased for any parameters because the base
+    estimator is (Paisley, Blei and Jordan, 2012, remove a surrogate with a known gradient in the same way).
 
     The parameters minimise the sample variance of f - r plus :math:`\frac{1}{K} \sum_k \sum_i v_i (\partial_i f(x_k) -
-    \partial_i r(x_k))^2` with :math:`v = \mu (1 - \mu)` on the same samples, after each use. Neither the parameters of f
-    nor what made the context receive a gradient from it.
+    \partial_i r(x_k))^2` with :math:`v = \mu (1 - \mu)` on the same samples, after each use. Neither the parameters of
+    f nor what made the context receive a gradient from it.
 
     It supports only Bernoulli: the blocks that categorical variables would need to be removed from the sum of squares
     cost as much as C times as many variables.
@@ -86,8 +87,8 @@ class LearnedSurrogate(Estimator):
     def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
         """Return the base's state and the surrogate's parameters: slope and curvature 0, the directions cosines.
 
-        r = 0 at first, so that the estimate is that of the base. The rows of the discrete cosine transform are orthogonal
-        and no two variables have the same: a start as good as random rows, without random numbers.
+        r = 0 at first, so that the estimate is that of the base. The rows of the discrete cosine transform are
+        orthogonal and no two variables have the same: a start as good as random rows, without random numbers.
         """
         assert q is not None
         (variables,), features = q.event_shape, q.event_shape[0] if context is None else context.shape[-1]

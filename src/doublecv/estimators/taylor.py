@@ -28,8 +28,8 @@ class MuProp(FixedEstimator):
 
     .. math:: g = \frac{1}{K} \sum_k [f(x_k) - f(\mu) - \nabla f(\mu)^T (x_k - \mu)] \, s(x_k) + M \nabla f(\mu)
 
-    (Gu et al., 2016, for one layer of discrete variables). The original also has an input-dependent baseline and learned
-    scalings, which this estimator does not have.
+    (Gu et al., 2016, for one layer of discrete variables). The original also has an input-dependent baseline and
+    learned scalings, which this estimator does not have.
 
     >>> MuProp(samples=4).evaluations
     5
@@ -45,6 +45,7 @@ class MuProp(FixedEstimator):
 
     def estimate(self, q: Distribution, evaluation: Evaluation) -> Float[Array, "*logits"]:
         """Return the estimate."""
+        assert evaluation.f_mean is not None, "the evaluation was checked"
         expansion = evaluation.f_mean[None] + q.dot(evaluation.df_mean, q.score(evaluation.x))
         return score_gradient(q, evaluation.x, evaluation.f - expansion) + q.covariance_product(evaluation.df_mean)
 

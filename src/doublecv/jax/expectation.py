@@ -230,7 +230,7 @@ def check_arrays(q: Any) -> None:
 def check_key(key: Any) -> None:
     """Raise unless `key` is one JAX random key."""
     is_key = hasattr(key, "dtype") and (
-        jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.ndim == 1)
+        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.ndim == 1)
     )
     if not is_key:
         raise TypeError(f"key must be a JAX random key such as jax.random.key(0), got {type(key).__name__}")
@@ -242,8 +242,8 @@ Folded: TypeAlias = Callable[[Any], Any]
 def fold(f: Callable[..., Any], *data: Any) -> Folded:
     """Turn a model written for `[batch, ...]` into an f for `[K, batch, ...]`.
 
-    K is folded into the batch axis and the data is repeated K times, so that the model sees one batch of K times as many
-    examples.
+    K is folded into the batch axis and the data is repeated K times, so that the model sees one batch of K times as
+    many examples.
 
     >>> import doublecv as dcv
     >>> def negative_log_likelihood(z, y):  # one number per example

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from doublecv.arrays import register_pytree
@@ -87,9 +88,9 @@ def checked_function(
             if type(error).__name__ not in TRACE_ERRORS:
                 raise
             raise TypeError(
-                "f changes state that lives outside of it (a module's BatchNorm statistics, a dropout key, a list), which "
-                "JAX cannot trace. Pass the state into f as a value and return the new one as auxiliary output with "
-                "has_aux=True; for flax, call nnx.merge inside f and return nnx.state(module)"
+                "f changes state that lives outside of it (a module's BatchNorm statistics, a dropout key, a list), "
+                "which JAX cannot trace. Pass the state into f as a value and return the new one as auxiliary output "
+                "with has_aux=True; for flax, call nnx.merge inside f and return nnx.state(module)"
             ) from error
         check_returned_shape("f", values, (x.shape[0], *q.batch_shape), q)
         if not jnp.issubdtype(values.dtype, jnp.floating):
@@ -343,7 +344,7 @@ def _backward(
     q, learned, x, side, pullback_constants = residuals
     # weighted_df is weight / K times the gradient of f. Where the weight is 0, or too small to be divided by, the batch
     # element does not count.
-    tiny = float(jnp.finfo(weight.dtype).smallest_normal) * values.shape[0] * 4
+    tiny = float(np.finfo(weight.dtype).smallest_normal) * values.shape[0] * 4
     counts = jnp.abs(weight) > tiny
     weight = jnp.where(counts, weight, 0)
     scale = jnp.where(counts, values.shape[0] / jnp.where(counts, weight, 1), 0)
@@ -373,7 +374,7 @@ def _is_floating(leaf: Any) -> bool:
 
 
 def _is_integer_cotangent(leaf: Any) -> bool:
-    return leaf.dtype == jax.dtypes.float0
+    return bool(leaf.dtype == jax.dtypes.float0)
 
 
 def _instantiate(cotangent: Any, like: Any) -> Any:

@@ -55,12 +55,13 @@ class Expectation(nn.Module):
     - to everything that f uses: the ordinary gradient of the mean;
     - to q's logits: the estimator's gradient. If f itself depends on the logits, its ordinary gradient is added; use
       `detach(q)` in f to hold them constant, as an ELBO with log q(x) in f needs it;
-    - to the learned numbers: the derivative of the mean square of the estimate. A batch element counts with the absolute
+    - to the learned numbers: the derivative of the mean square of the estimate. A batch element counts with the
+    absolute
       weight that it has in the loss.
 
-    f may call a compiled model; `torch.compile` leaves the module itself as it is. REBAR and RELAX differentiate f twice,
-    which torch does not do through a compiled model. The transforms of `torch.func` do not pass through the module;
-    `estimate` gives its gradient explicitly.
+    f may call a compiled model; `torch.compile` leaves the module itself as it is. REBAR and RELAX differentiate f
+    twice, which torch does not do through a compiled model. The transforms of `torch.func` do not pass through the
+    module; `estimate` gives its gradient explicitly.
 
     >>> import doublecv as dcv
     >>> expectation = Expectation(dcv.DoubleCV(samples=4))
@@ -152,9 +153,7 @@ class Expectation(nn.Module):
         if not (torch.is_grad_enabled() and (learning or following or q.logits.requires_grad)):
             values, aux = checked(samples.clone())
             return (values.mean(dim=0), aux) if has_aux else values.mean(dim=0)
-        numbers = {
-            name: value.detach().requires_grad_(value.requires_grad) for name, value in learned.numbers.items()
-        }
+        numbers = {name: value.detach().requires_grad_(value.requires_grad) for name, value in learned.numbers.items()}
         # Copies, because the averages move in place and another backward pass may come.
         averages = {name: value.detach().clone() for name, value in learned.averages.items()}
         held = Learned(numbers, averages, learned.statistics)
@@ -180,9 +179,9 @@ class Expectation(nn.Module):
     ) -> Estimate:
         """Return the value, the gradient in the logits and the gradient of the learned state, explicitly.
 
-        The arguments are those of the call, and so is the learned state's gradient, for a loss that is the mean over the
-        batch. Of f, only the derivative in x is computed, and the state does not move, so this is the form for logits
-        that are themselves the parameters and for diagnostics.
+        The arguments are those of the call, and so is the learned state's gradient, for a loss that is the mean over
+        the batch. Of f, only the derivative in x is computed, and the state does not move, so this is the form for
+        logits that are themselves the parameters and for diagnostics.
         """
         estimator = self.estimator
         q, wide, noise = self._prepare(f, q, generator, noise, pullback)
@@ -335,8 +334,8 @@ def _checked_noise(
 def fold(f: Callable[..., Any], *data: Any) -> Callable[[Any], Any]:
     """Turn a model written for `[batch, ...]` into an f for `[K, batch, ...]`.
 
-    K is folded into the batch axis and the data is repeated K times, so that the model sees one batch of K times as many
-    examples.
+    K is folded into the batch axis and the data is repeated K times, so that the model sees one batch of K times as
+    many examples.
 
     >>> def negative_log_likelihood(z, y):  # one number per example
     ...     return ((y - z) ** 2).sum(-1)

@@ -66,9 +66,7 @@ def gradients(
     return held, dict(zip(wanted, derivatives, strict=True)), statistics
 
 
-def _cotangent(
-    q: Distribution, gradient: Tensor, weight: Float[Tensor, "*batch"], pullback: Pullback | None
-) -> Tensor:
+def _cotangent(q: Distribution, gradient: Tensor, weight: Float[Tensor, "*batch"], pullback: Pullback | None) -> Tensor:
     """Return the derivative of the weighted square of the estimate in the estimate."""
     if pullback is None:
         return 2 / max(1, event_size(q)) * masked(q, weight.abs(), gradient)
@@ -242,9 +240,7 @@ class _Mean(torch.autograd.Function):
         rule.values = values.detach()
         cotangent = (weight / values.shape[0]).expand(values.shape)
         if rule.check and rule.x is not None and values.requires_grad:
-            (rule.expected,) = torch.autograd.grad(
-                values, rule.x, cotangent, retain_graph=True, materialize_grads=True
-            )
+            (rule.expected,) = torch.autograd.grad(values, rule.x, cotangent, retain_graph=True, materialize_grads=True)
         return None, cotangent, weight.to(ctx.channel_type)
 
 
