@@ -6,7 +6,8 @@ import pytest
 
 from doublecv import estimators
 from doublecv.lab.bench import timing as bench_timing
-from doublecv.lab.bench.command import NOT_TIMED, BenchSettings, _chosen, main, measure
+from doublecv.lab.bench.command import _chosen, main, measure
+from doublecv.lab.bench.results import NOT_TIMED, BenchSettings
 from doublecv.lab.bench.timing import WARM_UP, Timing, time_interleaved
 from doublecv.lab.common.errors import InputError
 
@@ -102,7 +103,7 @@ def test_every_registered_estimator_is_timed():
     assert set(_chosen((), 4)) - set(_chosen((), 2)) == {"double-cv-antithetic"}, "it takes two pairs"
     assert next(iter(_chosen((), 2))) == "rloo"
     assert "disarm" not in _chosen((), 3), "it takes an even number of samples"
-    with pytest.raises(InputError, match="samples do not fit the estimator 'disarm'"):
+    with pytest.raises(InputError, match="--samples 3 does not fit --estimators disarm"):
         _chosen(("disarm",), 3)
 
 
@@ -129,9 +130,9 @@ def test_short_run(torch, evaluations, tmp_path, capsys):
         (BenchSettings(rounds=0), "rounds must be at least 1, got 0"),
         (BenchSettings(calls=0), "calls must be at least 1, got 0"),
         (BenchSettings(threads=0), "threads must be at least 1, got 0"),
-        (BenchSettings(samples=()), "samples must be one number at least"),
-        (BenchSettings(estimators=("gumbel",)), "estimators must be among .*; got 'gumbel'"),
-        (BenchSettings(estimators=("r-star",)), "needs the exact mean of f"),
+        (BenchSettings(samples=()), "--samples needs at least one value"),
+        (BenchSettings(estimators=("gumbel",)), "unknown estimator 'gumbel'"),
+        (BenchSettings(estimators=("r-star",)), "unknown estimator 'r-star'"),
     ],
 )
 def test_settings_that_cannot_work(settings, message):

@@ -7,18 +7,19 @@ import pytest
 
 from doublecv import estimators
 from doublecv.lab import cli
-from doublecv.lab.train import run as train
-from doublecv.lab.variance import at_checkpoint as frozen
-from doublecv.lab.variance.at_checkpoint import Measurement, measurable, measure
-from doublecv.lab.variance.command import tables
+from doublecv.lab.train.loop import run
+from doublecv.lab.train.settings import TrainSettings
+from doublecv.lab.variance import measure as frozen
+from doublecv.lab.variance.command import measurable, tables
+from doublecv.lab.variance.measure import Measurement, measure
 
-SETTINGS = train.TrainSettings(latents=12, batch=20, steps=40, evaluate_every=40, bound_samples=2)
+SETTINGS = TrainSettings(latents=12, batch=20, steps=40, evaluate_every=40, bound_samples=2)
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("frozen") / "run"
-    train.run(SETTINGS, folder)
+    run(SETTINGS, folder)
     return folder
 
 
@@ -39,7 +40,7 @@ def test_variances_at_a_trained_model(run_folder):
 
 
 def test_one_program_serves_two_models(run_folder, tmp_path):
-    train.run(replace(SETTINGS, steps=20, evaluate_every=20), tmp_path / "other")
+    run(replace(SETTINGS, steps=20, evaluate_every=20), tmp_path / "other")
     frozen._program.cache_clear()
     for folder in (run_folder, tmp_path / "other"):
         list(measure(folder, (), (2,), draws=4, fit_steps=1))
@@ -103,9 +104,9 @@ def test_a_cell_that_was_not_measured_is_empty():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--estimators", "r-star"], "--estimators must be among"),
+        (["--estimators", "r-star"], "unknown estimator 'r-star'"),
         (["--draws", "1"], "--draws must be at least 2, got 1"),
-        (["--samples", "1"], "--samples must be numbers of at least 2"),
+        (["--samples", "1"], "--samples must be at least 2, got 1"),
     ],
 )
 def test_what_cannot_be_is_one_line(run_folder, tmp_path, capsys, arguments, message):

@@ -11,10 +11,9 @@ from doublecv.jax import estimate
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.toy import exact as toy_moments
 from doublecv.lab.toy.exact import exact_optimal_alpha
-from doublecv.lab.toy.problem import ToyProblem
-from doublecv.lab.toy.run import ToySettings, record_iterations, run
-from doublecv.lab.toy.settings import PAPER
-from doublecv.lab.toy.table import summarise
+from doublecv.lab.toy.problem import PAPER, ToyProblem, ToySettings
+from doublecv.lab.toy.results import record_iterations, summarise
+from doublecv.lab.toy.run import run
 from problems import samples_for
 
 HALVES = ("double-cv", "double-cv-current", "double-cv-others", "r-star")

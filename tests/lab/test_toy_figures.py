@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from doublecv.lab.toy.figures import write_figures, write_overview
-from doublecv.lab.toy.run import Curves, ToyResults, ToySettings
+from doublecv.lab.toy.problem import ToySettings
+from doublecv.lab.toy.results import Curves, ToyResults
 
 CURVES = ("variance", "objective", "mean-probability")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from doublecv.lab.toy.run import Curves, ToyResults, ToySettings
-from doublecv.lab.toy.table import summarise, table
+from doublecv.lab.toy.problem import ToySettings
+from doublecv.lab.toy.results import Curves, ToyResults, summarise, table
 
 ITERATIONS = np.array([0, 15, 20, 30, 40])
 

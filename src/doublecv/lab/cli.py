@@ -22,7 +22,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "toy": Command(
         "run the paper's toy problem: variance and learning curves",
-        "doublecv.lab.toy.arguments:ToyArguments",
+        "doublecv.lab.toy.problem:ToySettings",
         "doublecv.lab.toy.command:main",
     ),
     "data": Command(
@@ -32,17 +32,17 @@ COMMANDS = {
     ),
     "train": Command(
         "train a variational autoencoder with discrete latent variables",
-        "doublecv.lab.train.arguments:TrainArguments",
+        "doublecv.lab.train.settings:TrainSettings",
         "doublecv.lab.train.command:main",
     ),
     "variance": Command(
         "measure the variance of every estimator at the parameters of trained models",
-        "doublecv.lab.variance.arguments:VarianceArguments",
+        "doublecv.lab.variance.command:VarianceSettings",
         "doublecv.lab.variance.command:main",
     ),
     "bench": Command(
         "measure milliseconds per training step, for every estimator",
-        "doublecv.lab.bench.command:BenchSettings",
+        "doublecv.lab.bench.results:BenchSettings",
         "doublecv.lab.bench.command:main",
     ),
     "reproduce": Command(

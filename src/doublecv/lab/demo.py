@@ -9,13 +9,12 @@ from rich.console import Console
 
 from doublecv.lab.toy.command import run_with_progress as run_toy
 from doublecv.lab.toy.figures import write_overview as write_toy_overview
-from doublecv.lab.toy.settings import ToySettings
-from doublecv.lab.toy.table import table as toy_table
+from doublecv.lab.toy.problem import ToySettings
+from doublecv.lab.toy.results import table as toy_table
 from doublecv.lab.train.command import run_with_progress as run_training
-from doublecv.lab.train.figures import write_overview as write_training_overview
-from doublecv.lab.train.folder import Plan
+from doublecv.lab.train.results import table as training_table
+from doublecv.lab.train.results import write_overview as write_training_overview
 from doublecv.lab.train.settings import TrainSettings
-from doublecv.lab.train.table import table as training_table
 
 FOLDER = Path("demo")
 
@@ -23,7 +22,7 @@ ESTIMATORS = ("rloo", "disarm", "double-cv")
 
 TOY = ToySettings(estimators=ESTIMATORS, seeds=2, every=20)
 
-VAE = TrainSettings(data="digits", steps=3000, record_every=100)
+VAE = TrainSettings(dataset="digits", steps=3000, record_every=100)
 
 
 def main() -> None:
@@ -45,7 +44,7 @@ def toy(console: Console) -> None:
 
 def vae(console: Console) -> None:
     """The same three train a binary latent autoencoder on handwritten digits."""
-    results = [run_training(Plan(replace(VAE, estimator=name)), None)[0] for name in ESTIMATORS]
+    results = [run_training(replace(VAE, estimator=name), None)[0] for name in ESTIMATORS]
     figure = FOLDER / "vae.png"
     write_training_overview(results, figure)
     console.print(training_table(results))

@@ -19,7 +19,7 @@ from doublecv.lab.report.html import _json
 from doublecv.lab.report.paper_numbers import paper_numbers
 from doublecv.lab.report.runs import gather
 from doublecv.lab.sweep import sweep
-from doublecv.lab.toy import run as toy
+from doublecv.lab.toy.run import run as run_toy
 from doublecv.lab.train import metrics
 
 SCALE = "20 of the paper's 1,000,000 steps, 1 to 2 of 5 seeds"
@@ -130,7 +130,7 @@ def test_time_is_relative_to_rloo(written):
 
 def test_the_toy_run_is_read_back(tiny_sweep):
     results = report_toy.read(tiny_sweep / "runs" / "toy-d3")
-    again = toy.run(results.settings)
+    again = run_toy(results.settings)
     assert (results.seeds, list(results.curves)) == ((1, 2), ["rloo", "double-cv", "r-star"])
     for name, curves in results.curves.items():
         np.testing.assert_array_equal(curves.best_variance, again.curves[name].best_variance)

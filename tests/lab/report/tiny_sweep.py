@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,12 @@ import numpy as np
 from doublecv.lab.common import run_folder
 from doublecv.lab.data import Dataset
 from doublecv.lab.sweep import sweep
-from doublecv.lab.sweep.targets import CALLED
-from doublecv.lab.toy import command as toy_command
-from doublecv.lab.toy.run import ToySettings, run
+from doublecv.lab.toy import results as toy_results
+from doublecv.lab.toy.problem import ToySettings
+from doublecv.lab.toy.run import run
 from doublecv.lab.train import metrics
-from doublecv.lab.train import run as train
-from doublecv.lab.train.run import TrainSettings
+from doublecv.lab.train.loop import run as train
+from doublecv.lab.train.settings import TrainSettings
 
 STEPS = 20
 SHIFT = 0.5
@@ -56,14 +55,13 @@ def images(train_images=60):
 
 
 def train_settings(**changes):
-    given = {"data": "fashion-mnist", "latents": 4, "batch": 10, "steps": STEPS, "record_every": 2}
+    given = {"dataset": "fashion-mnist", "latents": 4, "batch": 10, "steps": STEPS, "record_every": 2}
     given |= {"evaluate_every": 10, "checkpoint_every": 10, "bound_samples": 100}
     return TrainSettings(**given | changes)
 
 
 def sweep_settings(settings):
-    plain = json.loads(json.dumps(asdict(settings)))
-    return {CALLED.get(name, name): value for name, value in plain.items()}
+    return settings.as_json()
 
 
 class TinySweep:
@@ -80,7 +78,7 @@ class TinySweep:
     def train(self, name, targets=("table-k2-bernoulli",), **changes):
         settings = train_settings(**changes)
         folder = self.add(name, "train", sweep_settings(settings), targets)
-        train.run(settings, folder, dataset=images())
+        train(settings, folder, dataset=images())
         return folder
 
     def another_seed(self, name, folder, seed, **changes):
@@ -102,11 +100,11 @@ class TinySweep:
 
     def toy(self, name, **changes):
         settings = ToySettings(**{"dimension": 3, "iterations": 20, "seeds": 2, "every": 5, "draws": 20} | changes)
-        plain = json.loads(json.dumps(asdict(settings)))
+        plain = settings.as_json()
         folder = self.add(name, "toy", plain, ("figure-1",))
         folder.mkdir(parents=True)
-        with (folder / toy_command.METRICS).open("w", newline="") as file:
-            toy_command.write_metrics(run(settings), file)
+        with (folder / toy_results.METRICS).open("w", newline="") as file:
+            toy_results.write_metrics(run(settings), file)
         run_folder.write_config(folder, "toy", plain)
 
     def bench(self, name):
@@ -147,7 +145,7 @@ def make(folder: Path) -> Path:
     failed = made.planned("disarm-2", estimator="disarm", seed=2)
     failed.mkdir()
     (failed / sweep.FAILURE).write_text("out of memory at <step 3>\n")
-    made.planned("rloo-linear-1", estimator="rloo", model="linear", seed=1)
+    made.planned("rloo-linear-1", estimator="rloo", network="linear", seed=1)
     made.toy("toy-d3", estimators=("rloo", "double-cv", "r-star"))
     made.bench("bench-k2-k4")
     return made.write()

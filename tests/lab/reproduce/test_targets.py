@@ -92,9 +92,9 @@ def test_settings_come_back_as_they_were(tmp_path):
     run = sweep.load(tmp_path / "sweep").runs[0]
     assert run.state() == "waiting"
     assert train_settings(run.settings) == TrainSettings(
-        data="mnist",
+        dataset="mnist",
         likelihood="gaussian",
-        model="nonlinear",
+        network="nonlinear",
         estimator="rloo",
         samples=4,
         seed=1,

@@ -18,10 +18,10 @@ from tiny_images import tiny_dataset, tiny_settings
 from doublecv.lab.cli import main
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.records import LineReader
-from doublecv.lab.train import run as train
+from doublecv.lab.train.loop import run
 
 LENGTHS = ["--steps", "80", "--record-every", "4", "--evaluate-every", "40", "--checkpoint-every", "40"]
-RUN = [*LENGTHS, "--model", "linear", "--latents", "5", "--batch", "20", "--bound-samples", "3"]
+RUN = [*LENGTHS, "--network", "linear", "--latents", "5", "--batch", "20", "--bound-samples", "3"]
 PATIENCE = 180
 """Seconds until a process that hangs fails its test."""
 
@@ -160,7 +160,7 @@ def exchanged(**changes):
 
 compare(estimator="double-cv", samples=3)
 compare(estimator="relax", likelihood="gaussian", seeds=(3, 4))
-print("exchanged", exchanged(estimator="rloo", model="nonlinear"))
+print("exchanged", exchanged(estimator="rloo", network="nonlinear"))
 """
 
 
@@ -195,15 +195,15 @@ def test_two_processes_stop_together_and_go_on_to_the_losses_of_one(one, environ
         pair.processes[1].send_signal(signal.SIGINT)
         (first, _, its_error), (second, _, other_error) = pair.end()
     assert (first, second) == (130, 130), (its_error, other_error)
-    assert its_error.endswith(f"to go on: doublecv train --resume {folder}\ndoublecv train: stopped\n")
-    assert "to go on" not in other_error
+    assert its_error.endswith(f"to resume: doublecv train --resume {folder}\ndoublecv train: stopped\n")
+    assert "to resume" not in other_error
     saved = max(folder.glob("checkpoint-*"))
     assert 0 < json.loads((saved / "checkpoint.json").read_text())["step"] < 80
     with Pair(environment, ["--resume", folder], ["--resume", folder]) as pair:
         (first, output, its_error), (second, other_output, other_error) = pair.end()
     assert (first, second) == (0, 0), (its_error, other_error)
-    assert "going on from" in its_error
-    assert "going on from" not in other_error
+    assert "resuming from" in its_error
+    assert "resuming from" not in other_error
     assert f"written to {folder}" in output
     assert "written to" not in other_output
     assert_same_losses(folder, one)
@@ -253,7 +253,7 @@ def test_fewer_devices_than_wanted():
     with pytest.raises(
         InputError, match=f"--devices must be at most {there_are}, the cpu devices; got {there_are + 1}"
     ):
-        train.run(tiny_settings(), devices=there_are + 1, dataset=tiny_dataset())
+        run(tiny_settings(), devices=there_are + 1, dataset=tiny_dataset())
 
 
 def test_a_batch_that_does_not_divide(environment, tmp_path):

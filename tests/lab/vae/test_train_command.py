@@ -11,12 +11,24 @@ from tiny_images import tiny_dataset, tiny_settings
 from doublecv.lab.cli import main
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.records import LineReader
-from doublecv.lab.train import folder as train_folder
-from doublecv.lab.train import run as train
-from doublecv.lab.train.figures import write_overview
-from doublecv.lab.train.table import table
+from doublecv.lab.train import settings as train_settings
+from doublecv.lab.train.loop import run
+from doublecv.lab.train.metrics import Metrics
+from doublecv.lab.train.results import NotFinite, table, write_overview
 
-SMALL = ["train", "--model", "linear", "--latents", "3", "--steps", "4", "--record-every", "2", "--bound-samples", "2"]
+SMALL = [
+    "train",
+    "--network",
+    "linear",
+    "--latents",
+    "3",
+    "--steps",
+    "4",
+    "--record-every",
+    "2",
+    "--bound-samples",
+    "2",
+]
 
 
 def error_of(arguments, capsys):
@@ -31,8 +43,8 @@ def error_of(arguments, capsys):
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
     folder = tmp_path_factory.mktemp("several") / "run"
-    settings = tiny_settings(compare_variance=("double-cv", "rloo"), compare_draws=10)
-    results = train.run(settings, folder, seeds=2, dataset=tiny_dataset(), tensorboard=True)
+    settings = tiny_settings(compare_variance=("double-cv", "rloo"), compare_draws=10, seeds=2, tensorboard=True)
+    results = run(settings, folder, dataset=tiny_dataset())
     return folder, settings, results
 
 
@@ -43,11 +55,11 @@ def test_seeds_have_folders_of_their_own(several):
         of_seed = folder / f"seed-{result.seed}"
         records = list(LineReader(of_seed / "metrics.jsonl"))
         assert list(result.records) == records
-        assert train_folder.is_finished(of_seed)
+        assert train_settings.is_finished(of_seed)
         assert (of_seed / "pictures.png").exists()
         assert list((of_seed / "tensorboard").iterdir())
     assert results[0].final["test_elbo"] != results[1].final["test_elbo"]
-    assert train_folder.is_finished(folder)
+    assert train_settings.is_finished(folder)
 
 
 def test_results_hold_curves_and_last_values(several):
@@ -75,43 +87,100 @@ def test_results_are_a_table_and_a_figure(several, tmp_path):
 def test_without_a_folder_nothing_is_written_and_the_numbers_are_the_same(several, tmp_path, monkeypatch):
     _, settings, results = several
     monkeypatch.chdir(tmp_path)
-    (alone,) = train.run(settings, dataset=tiny_dataset())
+    (alone,) = run(settings.of_seed(1), dataset=tiny_dataset())
     assert alone.records == results[0].records
     assert list(tmp_path.iterdir()) == []
 
 
 def test_parallel_seeds_share_a_folder(several, tmp_path):
     _, settings, results = several
-    settings = replace(settings, compare_variance=())
-    together = train.run(settings, tmp_path / "run", seeds=2, parallel_seeds=True, dataset=tiny_dataset())
+    settings = replace(settings, compare_variance=(), parallel_seeds=True)
+    together = run(settings, tmp_path / "run", dataset=tiny_dataset())
     for result, alone in zip(together, results, strict=True):
         assert result.seed == alone.seed
         assert result.curve("elbo")[0] == alone.curve("elbo")[0]
         np.testing.assert_allclose(result.curve("elbo")[1], alone.curve("elbo")[1], rtol=1e-4)
         assert (tmp_path / "run" / f"pictures-seed-{result.seed}.png").exists()
-    again = train.run(settings, tmp_path / "run", seeds=2, parallel_seeds=True, dataset=tiny_dataset())
+    again = run(settings, tmp_path / "run", dataset=tiny_dataset())
     assert [result.records for result in again] == [result.records for result in together]
+
+
+def content(folder):
+    """The bytes of the metrics and of the last checkpoint."""
+    files = [folder / "metrics.jsonl", *sorted(max(folder.glob("checkpoint-*")).iterdir())]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("short", [3, 6, 8, 11], ids=["before-a-checkpoint", "evaluated", "at-a-checkpoint", "between"])
+def test_an_extended_run_is_a_longer_run(short, tmp_path):
+    """Metrics and checkpoint have the same bytes, whether or not the longer run records anything at the old end."""
+    settings = tiny_settings(steps=14)
+    run(settings, tmp_path / "long", dataset=tiny_dataset())
+    run(replace(settings, steps=short), tmp_path / "run", dataset=tiny_dataset())
+    assert train_settings.is_finished(tmp_path / "run")
+    (result,) = run(settings, tmp_path / "run", dataset=tiny_dataset())
+    assert content(tmp_path / "run") == content(tmp_path / "long")
+    assert train_settings.read(tmp_path / "run").steps == 14
+    assert result.final["step"] == 14
+
+
+def test_seeds_are_extended_one_by_one(tmp_path):
+    settings = tiny_settings(steps=5, seeds=2)
+    run(settings, tmp_path / "run", dataset=tiny_dataset())
+    results = run(replace(settings, steps=9), tmp_path / "run", dataset=tiny_dataset())
+    (alone,) = run(replace(settings, steps=9).of_seed(2), dataset=tiny_dataset())
+    assert results[1].records == alone.records
+    with pytest.raises(InputError, match="was started with steps 9, not 5"):
+        run(settings, tmp_path / "run", dataset=tiny_dataset())
+
+
+def test_the_command_extends_a_run(tmp_path):
+    folder = tmp_path / "run"
+    main([*SMALL, "--out", str(folder)])
+    main(["train", "--resume", str(folder), "--steps", "6"])
+    main([*SMALL, "--steps", "6", "--out", str(tmp_path / "long")])
+    assert content(folder) == content(tmp_path / "long")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", str(2**31)], "--seed must be at most 2,147,483,647, got 2147483648"),
+        (["--seed", str(2**31 - 1), "--seeds", "2"], "--seed plus --seeds must be at most 2147483648"),
+        (["--steps", "9" * 23], "--steps must be at most 2,147,483,647, got 1e+23"),
+        (["--samples", "1000000"], "--samples 1000000 needs about"),
+        (["--latents", "2000000000"], "--latents 2000000000 needs about"),
+        (["--bound-samples", "2000000000"], "--bound-samples 2000000000 needs about"),
+        (["--seeds", "1000000000", "--parallel-seeds"], "and 1000000000 parallel seeds"),
+        (["--devices", "100000"], "--batch must be a multiple of 100000, the number of devices; got 100"),
+        (["--coordinator", "nowhere"], "--coordinator must be HOST:PORT, the address of process 0, got 'nowhere'"),
+        (["--processes", "2"], "--processes 2 needs --coordinator HOST:PORT"),
+        (["--process", "1"], "--process must be less than --processes 1, got 1"),
+    ],
+)
+def test_absurd_numbers_are_answered_before_anything_is_allocated(arguments, message, capsys, tmp_path):
+    assert message in error_of(["train", *arguments, "--out", tmp_path / "run"], capsys)
 
 
 def test_other_settings_in_the_same_folder(several):
     folder, settings, _ = several
-    with pytest.raises(InputError, match="was begun with samples 2, not 3; name another folder"):
-        train.run(replace(settings, samples=3), folder, seeds=2, dataset=tiny_dataset())
+    with pytest.raises(InputError, match="was started with samples 2, not 3; name another folder"):
+        run(replace(settings, samples=3), folder, dataset=tiny_dataset())
 
 
 def test_other_data_under_the_same_name(tmp_path):
     settings = tiny_settings(steps=4)
-    train.run(settings, tmp_path / "run", dataset=tiny_dataset())
+    run(settings, tmp_path / "run", dataset=tiny_dataset())
     (tmp_path / "run" / "config.json").unlink()
     other = replace(tiny_dataset(), train=tiny_dataset().train + 1)
-    with pytest.raises(InputError, match="is of another run: its training images crc32 is"):
-        train.run(settings, tmp_path / "run", dataset=other)
+    with pytest.raises(InputError, match="belongs to a different run: training images crc32 is"):
+        run(settings, tmp_path / "run", dataset=other)
 
 
 def test_a_run_that_blows_up_names_the_step_and_what_is_kept(tmp_path):
     settings = tiny_settings(learning_rate=1e30, likelihood="gaussian", record_every=1, checkpoint_every=1)
-    with pytest.raises(train.NotFinite) as error:
-        train.run(settings, tmp_path / "run", dataset=tiny_dataset())
+    with pytest.raises(NotFinite) as error:
+        run(settings, tmp_path / "run", dataset=tiny_dataset())
     kept = sorted((tmp_path / "run").glob("checkpoint-*"))
     if kept:
         assert f"the last good checkpoint is {kept[-1]}" in str(error.value)
@@ -123,8 +192,6 @@ def test_a_run_that_blows_up_names_the_step_and_what_is_kept(tmp_path):
 
 def test_the_metrics_are_locked_while_a_run_goes_on(tmp_path):
     pytest.importorskip("fcntl")
-    from doublecv.lab.train.metrics import Metrics
-
     first = Metrics(tmp_path)
     with pytest.raises(InputError, match="another process is training in"):
         Metrics(tmp_path)
@@ -133,11 +200,21 @@ def test_the_metrics_are_locked_while_a_run_goes_on(tmp_path):
 
 
 def test_metrics_that_were_cut_off(tmp_path):
-    from doublecv.lab.train.metrics import Metrics
-
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(InputError, match="has 12 bytes, and the checkpoint says 20: it was cut off"):
+    with pytest.raises(InputError, match="has 12 bytes, the checkpoint says 20: it was cut off"):
         Metrics(tmp_path, 20)
+
+
+def test_a_changed_digit_in_the_metrics_is_noticed(tmp_path):
+    metrics = Metrics(tmp_path)
+    metrics.append([{"kind": "train", "step": 1, "seed": 1, "elbo": -12.5}])
+    length = metrics.sync()
+    metrics.close()
+    Metrics(tmp_path, length).close()
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace("12.5", "13.5"))
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1, field checksum: found the checksum of another text"):
+        Metrics(tmp_path, length)
 
 
 def test_unwritable_folders(capsys, tmp_path):
@@ -153,8 +230,18 @@ def test_unwritable_folders(capsys, tmp_path):
 def test_what_cannot_be_gone_on_with(capsys, several, tmp_path):
     folder = several[0]
     assert f"{tmp_path} holds no training run: there is no" in error_of(["train", "--resume", tmp_path], capsys)
-    assert "was begun with --samples 2, got 4; leave it out" in error_of(
+    assert "was started with --samples 2, got 4; leave it out" in error_of(
         ["train", "--resume", folder, "--samples", "4"], capsys
+    )
+    # A value that is the default of a new run contradicts the run's own just as well.
+    assert "was started with --steps 12, got 10; only more steps can be made" in error_of(
+        ["train", "--resume", folder, "--steps", "10"], capsys
+    )
+    assert "was started with --latents 3, got 200; leave it out" in error_of(
+        ["train", "--resume", folder, "--latents", "200"], capsys
+    )
+    assert "was started with --compare-variance double-cv rloo, got rloo" in error_of(
+        ["train", "--resume", folder, "--compare-variance", "rloo"], capsys
     )
     assert "--out and --resume exclude each other" in error_of(
         ["train", "--resume", folder, "--out", tmp_path / "new"], capsys
@@ -165,8 +252,8 @@ def test_what_cannot_be_gone_on_with(capsys, several, tmp_path):
 
 
 def test_a_run_that_is_not_finished_is_not_begun_again(capsys, tmp_path):
-    train_folder.write(tmp_path / "run", train_folder.Plan(tiny_settings()))
-    assert "holds a run that is not finished; to go on: doublecv train --resume" in error_of(
+    train_settings.write(tmp_path / "run", tiny_settings())
+    assert "holds a run that is not finished; to resume it: doublecv train --resume" in error_of(
         [*SMALL, "--out", tmp_path / "run"], capsys
     )
 

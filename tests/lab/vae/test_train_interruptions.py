@@ -11,7 +11,7 @@ import time
 import pytest
 
 LENGTHS = ["--steps", "120", "--record-every", "4", "--evaluate-every", "24", "--checkpoint-every", "12"]
-SMALL = ["--model", "linear", "--latents", "5", "--batch", "20", "--bound-samples", "3"]
+SMALL = ["--network", "linear", "--latents", "5", "--batch", "20", "--bound-samples", "3"]
 RUN = [*LENGTHS, *SMALL]
 KILLS = 4
 
@@ -123,7 +123,7 @@ def test_control_c_saves_and_says_how_to_go_on(whole, environment, tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    assert f"to go on: doublecv train --resume {folder}\n" in error
+    assert f"to resume: doublecv train --resume {folder}\n" in error
     assert error.endswith("doublecv train: stopped\n")
     assert "Traceback" not in error
     saved = max(folder.glob("checkpoint-*"))
@@ -157,7 +157,7 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_the_run_goes_on_later(whole,
     full = subprocess.run(arguments, env=uncached, capture_output=True, text=True, timeout=180, check=False)
     assert full.returncode == 2, full.stderr
     assert "File too large" in full.stderr
-    assert f"the last good checkpoint is {kept}; to go on from it: doublecv train --resume {folder}" in full.stderr
+    assert f"the last good checkpoint is {kept}; to resume from it: doublecv train --resume {folder}" in full.stderr
     assert "Traceback" not in full.stderr
     assert max(folder.glob("checkpoint-*")) == kept
     assert not list(folder.glob(".checkpoint*"))

@@ -6,7 +6,7 @@ import pytest
 from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv import estimators
-from doublecv.lab.train.run import make_step
+from doublecv.lab.train.step import make_step
 from problems import samples_for
 
 TRAINABLE = [name for name in estimators.names() if name != "r-star"]

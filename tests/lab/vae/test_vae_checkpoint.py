@@ -70,6 +70,12 @@ def cut_tensors(path):
     (path / "state.safetensors").write_bytes(content[:-10])
 
 
+def change(path, old, new):
+    text = (path / "checkpoint.json").read_text()
+    assert old in text
+    (path / "checkpoint.json").write_text(text.replace(old, new))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -79,6 +85,9 @@ def cut_tensors(path):
         (lambda path: (path / "checkpoint.json").unlink(), "checkpoint.json is missing"),
         (lambda path: (path / "checkpoint.json").write_text('{"step": 1'), "checkpoint.json cannot be read"),
         (lambda path: (path / "checkpoint.json").write_text("[]"), "checkpoint.json cannot be read"),
+        (lambda path: change(path, '"step": 10', '"step": 11'), "checkpoint.json has sha256"),
+        (lambda path: change(path, '"metrics_bytes": 100', '"metrics_bytes": 50'), "checkpoint.json has sha256"),
+        (lambda path: change(path, '"samples": 2', '"samples": 3'), "checkpoint.json has sha256"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_older_one_used(tmp_path, damage, message):
@@ -97,7 +106,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(tmp_path, damage, 
 
 def test_all_damaged(tmp_path):
     damage_bytes(checkpoint.save(tmp_path, state(), 5, 50, IDENTITY))
-    with pytest.raises(InputError, match=r"no checkpoint in .* is intact: checkpoint-000000005; remove them to begin"):
+    with pytest.raises(InputError, match=r"no checkpoint in .* is intact: checkpoint-000000005; remove them to start"):
         load(tmp_path)
 
 
@@ -110,20 +119,20 @@ def test_arrays_of_another_shape_are_damage(tmp_path):
 
 def test_another_run(tmp_path):
     checkpoint.save(tmp_path, state(), 5, 50, IDENTITY)
-    with pytest.raises(InputError, match="is of another run: its samples is 2, and that of this run 4"):
+    with pytest.raises(InputError, match="belongs to a different run: samples is 2 in the checkpoint, 4 here"):
         load(tmp_path, {**IDENTITY, "samples": 4})
 
 
 def test_a_write_that_fails_leaves_the_older_one_and_nothing_half_written(tmp_path, monkeypatch):
     checkpoint.save(tmp_path, state(1), 5, 50, IDENTITY)
-    written = checkpoint._write
+    written = checkpoint.write_new
 
     def full(path, content):
         if path.name == "checkpoint.json":
             raise OSError(28, "No space left on device")
         written(path, content)
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "write_new", full)
     with pytest.raises(OSError, match="No space left"):
         checkpoint.save(tmp_path, state(2), 10, 100, IDENTITY)
     assert names(tmp_path) == ["checkpoint-000000005"]

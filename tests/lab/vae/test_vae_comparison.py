@@ -7,18 +7,17 @@ from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv import estimators
 from doublecv.diagnostics import compare
-from doublecv.lab.train.step import start_coefficients
+from doublecv.lab.train.comparison import make_comparison
+from doublecv.lab.train.step import make_model, start_coefficients
 from doublecv.lab.vae.batches import observe
-from doublecv.lab.vae.model import VAE
 from doublecv.lab.vae.objective import elbo
-from doublecv.lab.variance.comparison import make_comparison
 
 NAMES = ("rloo", "double-cv", "disarm", "relax")
 
 
 def test_variances_are_those_of_the_diagnostics():
     settings = tiny_settings(compare_variance=NAMES, compare_draws=1000, estimator="rloo", likelihood="gaussian")
-    model = jax.tree.map(lambda leaf: 2 * leaf + 0.1, VAE(settings, 6, jax.random.key(0)))
+    model = jax.tree.map(lambda leaf: 2 * leaf + 0.1, make_model(settings, 6, jax.random.key(0)))
     images = jnp.asarray(tiny_dataset().train[:5])
     key = jax.random.key(1)
     found = make_comparison(settings)(model, start_coefficients(settings, model, key), images, key)
@@ -36,7 +35,7 @@ def test_variances_are_those_of_the_diagnostics():
 
 def test_the_trained_estimator_is_measured_with_its_own_coefficients():
     settings = tiny_settings(compare_variance=("double-cv", "rloo"), compare_draws=300, estimator="double-cv")
-    model = VAE(settings, 6, jax.random.key(0))
+    model = make_model(settings, 6, jax.random.key(0))
     images = jnp.asarray(tiny_dataset().train[:5])
     comparison = make_comparison(settings)
     at_zero = comparison(model, {"alpha": jnp.float32(0)}, images, jax.random.key(1))

@@ -14,7 +14,7 @@ def tiny_dataset(train=60, height=2, width=3):
 def tiny_settings(**changes):
     return TrainSettings(
         **{
-            "model": "linear",
+            "network": "linear",
             "latents": 3,
             "batch": 10,
             "steps": 12,

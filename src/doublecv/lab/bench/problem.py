@@ -1,4 +1,4 @@
-"""The problem that both libraries are timed on: binary images, and a VAE of dense layers for them."""
+"""Define the problem on which both libraries are timed: binary images, and a VAE of dense layers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 Workloads: TypeAlias = Mapping[str, Callable[[Estimator], Callable[[], None]]]
-"""For each workload by name: from an estimator to the call that is timed."""
+"""Functions from an estimator to the call that is timed, by the name of the workload."""
 
-StepsACall: TypeAlias = Mapping[str, int]
-"""For a workload by name: how many steps one call makes, where that is not 1."""
+StepsPerCall: TypeAlias = Mapping[str, int]
+"""The number of steps per call by the name of the workload, if it is not 1."""
 
 Floors: TypeAlias = Mapping[str, Callable[[int], Callable[[], None]]]
-"""For a workload by name: from K to a call that does its matrix products and nothing else."""
+"""Functions from K to a call with only the matrix products, by the name of the workload."""
 
 BATCH, PIXELS, LATENTS, HIDDEN = 100, 784, 200, 200
 
 GRADIENT_DECODER = (LATENTS, HIDDEN, PIXELS)
-"""The layers of the decoder whose expectation is differentiated by itself."""
+"""The widths of the decoder in the "gradient" workload."""
 
 STEP_ENCODER, STEP_DECODER = (PIXELS, HIDDEN, HIDDEN, LATENTS), (LATENTS, HIDDEN, HIDDEN, PIXELS)
-"""The layers of the VAE that is trained: the paper's nonlinear one."""
+"""The widths of the VAE in the "step" workload: the nonlinear network of the paper."""
 
 FEATURES = HIDDEN + LATENTS
 """The context of a learned surrogate: the encoder's last hidden layer and the logits."""
@@ -41,10 +41,10 @@ RELAX_HIDDEN = 137
 
 
 def images() -> Float[np.ndarray, "batch pixels"]:
-    """A batch of random binary images."""
+    """Return a batch of random binary images."""
     return (np.random.default_rng(0).random((BATCH, PIXELS)) < 0.5).astype(np.float32)
 
 
 def logits() -> Float[np.ndarray, "batch latents"]:
-    """Logits as an encoder has them early in training."""
+    """Return logits like those of an encoder early in training."""
     return np.random.default_rng(1).normal(size=(BATCH, LATENTS)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Times that can be compared on a machine that is not quiet: all calls in turn, medians over rounds."""
+"""Measure times that can be compared on a busy machine: interleaved calls, medians over rounds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import median
 from time import perf_counter
 
 WARM_UP = 3
-"""Calls of each before the first that counts."""
+"""The number of calls before the first that is timed."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The milliseconds of a step in every round."""
+    """Hold the milliseconds per step of every round."""
 
     milliseconds: tuple[float, ...]
 
@@ -24,31 +24,31 @@ class Timing:
         return median(self.milliseconds)
 
     def relative_to(self, other: Timing) -> float:
-        """The median over the rounds of the time relative to the other's in the same round."""
+        """Return the median over the rounds of the time relative to that of `other` in the same round."""
         return median(mine / theirs for mine, theirs in zip(self.milliseconds, other.milliseconds, strict=True))
 
 
 def time_interleaved(
-    calls: Mapping[str, Callable[[], None]], rounds: int, repeats: int, steps_a_call: int = 1
+    calls: Mapping[str, Callable[[], None]], rounds: int, repeats: int, steps_per_call: int = 1
 ) -> dict[str, Timing]:
-    """The time of a step of each call: in a round every call is made `repeats` times, in turn, and the fastest counts.
+    """Return the time per step of each call; of the `repeats` calls in a round the fastest counts.
 
-    What else the machine does then falls on all of them alike, and least on the fastest. The order is drawn anew for
-    every turn, for a call is slower where the one before it has emptied the caches.
+    Interleaving spreads the load of other processes evenly over the calls. The order within a turn is random, because a
+    call is slower if the previous one has emptied the caches.
     """
     order, shuffle = list(calls.items()), Random(0).shuffle
     for call in calls.values():
         for _ in range(WARM_UP):
             call()
-    of_rounds: dict[str, list[float]] = {name: [] for name in calls}
+    per_round: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
-        of_repeats: dict[str, list[float]] = {name: [] for name in calls}
+        per_repeat: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(repeats):
             shuffle(order)
             for name, call in order:
                 start = perf_counter()
                 call()
-                of_repeats[name].append(1000 * (perf_counter() - start) / steps_a_call)
-        for name, times in of_repeats.items():
-            of_rounds[name].append(min(times))
-    return {name: Timing(tuple(times)) for name, times in of_rounds.items()}
+                per_repeat[name].append(1000 * (perf_counter() - start) / steps_per_call)
+        for name, times in per_repeat.items():
+            per_round[name].append(min(times))
+    return {name: Timing(tuple(times)) for name, times in per_round.items()}

@@ -12,7 +12,7 @@ from doublecv.lab.report.content import Content
 from doublecv.lab.report.statistics import Estimate
 from doublecv.lab.sweep.sweep import PAPER_STEPS
 from doublecv.lab.sweep.targets import SEEDS
-from doublecv.lab.toy.table import summarise
+from doublecv.lab.toy.results import summarise
 
 NAMES = ("cells.csv", "order.csv", "time.csv", "toy.csv", "runs.csv")
 """The files, of which some may not be written."""

@@ -12,7 +12,7 @@ import numpy as np
 from doublecv.lab.common.style import appearance
 from doublecv.lab.report.cells import Cell, CellColumn
 from doublecv.lab.report.timing import MINUTE
-from doublecv.lab.toy.run import Curves, ToyResults
+from doublecv.lab.toy.results import Curves, ToyResults
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from doublecv.lab.common.files import write_atomically
 from doublecv.lab.report import csv as report_csv
 from doublecv.lab.report import latex as report_latex
 from doublecv.lab.report import markdown as report_markdown
@@ -26,7 +27,6 @@ from doublecv.lab.report.tables import (
 )
 from doublecv.lab.report.wall_clock import wall_clock_table
 from doublecv.lab.sweep import sweep
-from doublecv.lab.train.checkpoint import write_atomically
 
 FOLDER = "report"
 

@@ -11,12 +11,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from doublecv.lab.common import run_folder
 from doublecv.lab.report import toy as report_toy
 from doublecv.lab.sweep.sweep import BENCH, FAILURE, Sweep, SweepRun
-from doublecv.lab.sweep.targets import CALLED
-from doublecv.lab.toy.run import ToyResults
+from doublecv.lab.toy.results import ToyResults
 from doublecv.lab.train import metrics
 
-TRAIN_NAMES = {called: name for name, called in CALLED.items()}
-"""What a sweep calls by the paper's words, as `doublecv train` calls it."""
+NAMES_OF_0_1 = {"dataset": "data", "network": "model"}
+"""The names of settings in the folders that version 0.1 wrote."""
 
 MUST_AGREE = ("dataset", "likelihood", "network", "samples", "estimator", "seed", "steps")
 """The settings of a training run that a report groups by: the sweep and the run's own folder must say the same."""
@@ -103,7 +102,8 @@ def gather(sweep: Sweep) -> Runs:
 def _read_training(run: SweepRun) -> Records:
     config = _config(run)
     for name in MUST_AGREE:
-        if (held := config["settings"][TRAIN_NAMES.get(name, name)]) != run.settings[name]:
+        settings = config["settings"]
+        if (held := settings[name if name in settings else NAMES_OF_0_1[name]]) != run.settings[name]:
             raise ValueError(f"the folder holds a run with {name} {held}, not {run.settings[name]}")
     lines = (run.folder / metrics.FILE).read_text().splitlines()
     records = Records(tuple(_of_seed(map(json.loads, lines), run.settings["seed"])))

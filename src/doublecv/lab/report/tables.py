@@ -20,9 +20,8 @@ from doublecv.lab.report.table import (
     words,
 )
 from doublecv.lab.report.timing import TimeCell, TimeTable
-from doublecv.lab.toy.run import ToyResults
-from doublecv.lab.toy.settings import ToySettings
-from doublecv.lab.toy.table import REACHED, summarise
+from doublecv.lab.toy.problem import ToySettings
+from doublecv.lab.toy.results import REACHED, ToyResults, summarise
 
 BOUND = "test_bound_100"
 """The bound with 100 samples, of which the paper speaks."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from doublecv.lab.bench.command import BASELINE
+from doublecv.lab.bench.results import BASELINE
 from doublecv.lab.report.runs import Counted
 
 MINUTE = 60_000

@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from doublecv.lab.common import run_folder
-from doublecv.lab.toy.command import METRICS
-from doublecv.lab.toy.run import Curves, ToyResults, record_iterations
-from doublecv.lab.toy.settings import ToySettings
+from doublecv.lab.toy.problem import ToySettings
+from doublecv.lab.toy.results import METRICS, Curves, ToyResults, record_iterations
 
 
 def read(folder: Path) -> ToyResults:
     """What `doublecv toy --out` wrote; a `ValueError`, `KeyError` or `OSError` where it is not that."""
     given = json.loads((folder / run_folder.CONFIG).read_text())["settings"]
-    settings = ToySettings(**given | {"estimators": tuple(given["estimators"])})
+    settings = ToySettings.from_json(given)
     seeds, iterations = tuple(range(1, settings.seeds + 1)), record_iterations(settings)
     with (folder / METRICS).open(newline="") as file:
         rows = {(int(row["seed"]), row["estimator"], int(row["iteration"])): row for row in csv.DictReader(file)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from doublecv.lab.bench.command import BASELINE
+from doublecv.lab.bench.results import BASELINE
 from doublecv.lab.report.cells import Cell, CellTable
 from doublecv.lab.report.content import Content, table_title
 from doublecv.lab.report.runs import Records

@@ -32,7 +32,7 @@ CACHE = "speed.json"
 
 MEASURE = """
 from doublecv.lab.bench.timing import time_interleaved
-from doublecv.lab.bench.training import STEPS, step
+from doublecv.lab.bench.jax import STEPS, step
 from doublecv.estimators import make
 print(time_interleaved({"rloo": step(make("rloo", 2))}, 3, 5, STEPS)["rloo"].median)
 """

@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, NamedTuple
 
 from doublecv import estimators
-from doublecv.lab.bench.command import BenchSettings
+from doublecv.lab.bench.results import BenchSettings
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.sweep.sweep import PAPER_STEPS, Kind
-from doublecv.lab.toy.settings import PAPER as TOY_ESTIMATORS
-from doublecv.lab.toy.settings import ToySettings
+from doublecv.lab.toy.problem import PAPER as TOY_ESTIMATORS
+from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.train.settings import TrainSettings
 
 DATASETS = ("mnist", "fashion-mnist", "omniglot")
@@ -36,9 +36,6 @@ OF_DIMENSION = {
 OF_TABLE = {2: ("rloo", "double-cv", "disarm", "relax"), 4: ("rloo", "double-cv", "disarm", "arms")}
 OF_FIGURE = {2: OF_TABLE[2], 4: (*OF_TABLE[4], "relax")}
 """The estimators with K samples in the tables of the paper's appendix, and in its figures."""
-
-CALLED = {"data": "dataset", "model": "network"}
-"""Settings of a training run that a sweep calls as the paper's tables do."""
 
 Only = Mapping[str, Sequence[str]]
 """What the targets are restricted to: by a name of `KEYS`, the values that are wanted."""
@@ -77,9 +74,9 @@ class TrainTarget:
             only.get("estimator", self.estimators),
         ):
             settings = TrainSettings(
-                data=dataset,  # type: ignore[arg-type]
+                dataset=dataset,  # type: ignore[arg-type]
                 likelihood=likelihood,  # type: ignore[arg-type]
-                model=network,  # type: ignore[arg-type]
+                network=network,  # type: ignore[arg-type]
                 estimator=estimator,
                 samples=own_samples(estimator, self.samples),
                 seed=seed,
@@ -186,18 +183,13 @@ def _those(of_target: Sequence[str], only: Only, key: str) -> list[str]:
 def _planned(kind: Kind, name: str, settings: TrainSettings | ToySettings | BenchSettings) -> Planned:
     """The digest is of what differs from the defaults, so that a setting of a later version leaves it as it is."""
     settings.check()
-    plain: dict[str, Any] = json.loads(json.dumps({**asdict(settings), "out": None}))
-    del plain["out"]
+    plain = settings.as_json()
     defaults = json.loads(json.dumps({field.name: field.default for field in fields(settings)}))
     special = {name: value for name, value in plain.items() if value != defaults[name]}
     digest = hashlib.sha256(json.dumps(special, sort_keys=True).encode()).hexdigest()
-    if kind == "train":
-        plain = {CALLED.get(name, name): value for name, value in plain.items()}
     return Planned(f"{name}-{digest[:8]}", kind, plain)
 
 
 def train_settings(settings: Mapping[str, Any]) -> TrainSettings:
     """The settings of a "train" run of a sweep, as `doublecv.lab.train.run` takes them."""
-    back = {called: name for name, called in CALLED.items()}
-    given = {back.get(name, name): value for name, value in settings.items()}
-    return TrainSettings(**given | {"compare_variance": tuple(given["compare_variance"])})
+    return TrainSettings.from_json(settings)

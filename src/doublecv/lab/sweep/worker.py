@@ -17,7 +17,7 @@ from doublecv.lab.common import run_folder
 from doublecv.lab.common.files import locked
 from doublecv.lab.sweep.sweep import BENCH, FAILURE, SweepRun, load
 from doublecv.lab.sweep.targets import train_settings
-from doublecv.lab.train import folder as train_folder
+from doublecv.lab.train import settings as train_folder
 
 STOPPED = 130
 """The exit status of a run that was asked to stop, and did."""
@@ -42,8 +42,8 @@ def prepare(run: SweepRun) -> None:
     """Make the run's folder, so that there is a place for its log."""
     if run.kind != "train":
         run.folder.mkdir(parents=True, exist_ok=True)
-    elif not train_folder.is_begun(run.folder):
-        train_folder.write(run.folder, train_folder.Plan(train_settings(run.settings)))
+    elif not train_folder.is_started(run.folder):
+        train_folder.write(run.folder, train_settings(run.settings))
     (run.folder / FAILURE).unlink(missing_ok=True)
 
 
@@ -73,25 +73,25 @@ def carry_out(run: SweepRun, stop: Callable[[], bool]) -> int:
 def _train(run: SweepRun, stop: Callable[[], bool]) -> None:
     from rich.console import Console
 
-    from doublecv.lab.train import run as train
-    from doublecv.lab.train.table import table
+    from doublecv.lab.train.loop import run as train
+    from doublecv.lab.train.results import Callbacks, table
 
     def notice(sentence: str) -> None:
         print(sentence, flush=True)
 
     settings = train_settings(run.settings)
-    Console().print(table(train.run(settings, run.folder, watch=train.Watch(notice=notice, stop=stop))))
+    Console().print(table(train(settings, run.folder, callbacks=Callbacks(notice=notice, stop=stop))))
 
 
 def _toy(run: SweepRun, stop: Callable[[], bool]) -> None:
     from rich.console import Console
 
     from doublecv.lab.toy import run as toy
-    from doublecv.lab.toy.command import METRICS, write_metrics
     from doublecv.lab.toy.figures import write_figures
-    from doublecv.lab.toy.table import table
+    from doublecv.lab.toy.problem import ToySettings
+    from doublecv.lab.toy.results import METRICS, table, write_metrics
 
-    settings = toy.ToySettings(**{**run.settings, "estimators": tuple(run.settings["estimators"])})
+    settings = ToySettings.from_json(run.settings)
     results = toy.run(settings)
     with (run.folder / METRICS).open("w", newline="") as file:
         write_metrics(results, file)
@@ -101,10 +101,11 @@ def _toy(run: SweepRun, stop: Callable[[], bool]) -> None:
 
 
 def _bench(run: SweepRun, stop: Callable[[], bool]) -> None:
-    from doublecv.lab.bench import command as bench
+    from doublecv.lab.bench.command import main as bench
+    from doublecv.lab.bench.results import BenchSettings
 
     lists = {name: tuple(run.settings[name]) for name in ("estimators", "samples")}
-    bench.main(bench.BenchSettings(**{**run.settings, **lists, "out": run.folder / BENCH}))
+    bench(BenchSettings(**{**run.settings, **lists, "out": run.folder / BENCH}))
 
 
 def main(sweep: str, name: str) -> None:

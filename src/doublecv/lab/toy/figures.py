@@ -1,4 +1,4 @@
-"""The paper's figures of the toy experiment: the median over the seeds, and a band from the least to the largest."""
+"""Draw the figures of the toy experiment: the median over the seeds, and a band from the least to the largest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from matplotlib.axes import Axes
 
-    from doublecv.lab.toy.run import Curves, ToyResults
+    from doublecv.lab.toy.results import Curves, ToyResults
 
 STYLE: dict[Any, Any] = {
     "font.size": 11,
@@ -34,13 +34,13 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "svg.fonttype": "path",
-    # Without a fixed salt the names of an SVG's parts are new each time.
+    # Without a fixed salt the identifiers in an SVG file change from run to run.
     "svg.hashsalt": "doublecv",
 }
 
 
 class Panel(NamedTuple):
-    """One figure: which curve it shows, and how."""
+    """Describe one figure: the curve that it shows, its label, and its scale."""
 
     name: str
     label: str
@@ -55,7 +55,7 @@ ALPHA = Panel("alpha", r"$\alpha$", lambda curves: curves.alpha)
 
 
 def write_figures(results: ToyResults, folder: Path) -> list[Path]:
-    """Each figure as PNG and SVG: the four curves, and the paper's Figure 1 of three of them side by side."""
+    """Write each figure as PNG and SVG: the four curves, and Figure 1 of the paper with three of them."""
     with matplotlib.rc_context(STYLE):
         figures = {panel.name: _single(results, panel) for panel in (VARIANCE, OBJECTIVE, PROBABILITY)}
         if any(np.isfinite(curves.alpha).any() for curves in results.curves.values()):
@@ -65,13 +65,13 @@ def write_figures(results: ToyResults, folder: Path) -> list[Path]:
 
 
 def write_overview(results: ToyResults, path: Path) -> None:
-    """The paper's Figure 1 alone, as PNG."""
+    """Write Figure 1 of the paper as PNG."""
     with matplotlib.rc_context(STYLE):
         _overview(results).savefig(path, dpi=150)
 
 
 def _overview(results: ToyResults) -> Figure:
-    """Variance, objective and mean probability side by side."""
+    """Draw variance, objective and mean probability side by side."""
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     panels = (VARIANCE, OBJECTIVE, PROBABILITY)
     for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
@@ -96,15 +96,15 @@ def _draw(axes: Axes, results: ToyResults, panel: Panel) -> None:
     shown = {name: panel.curve(curves) for name, curves in results.curves.items()}
     shown = {name: values for name, values in shown.items() if np.isfinite(values).any()}
     for name, values in shown.items():
-        look = appearance(name)
+        style = appearance(name)
         least, largest = values.min(axis=0), values.max(axis=0)
-        axes.fill_between(results.iterations, least, largest, color=look.colour, alpha=0.18, linewidth=0)
+        axes.fill_between(results.iterations, least, largest, color=style.colour, alpha=0.18, linewidth=0)
         axes.plot(
             results.iterations,
             np.median(values, axis=0),
-            color=look.colour,
-            linestyle=look.line,
-            label=_in_mathematics(look.label),
+            color=style.colour,
+            linestyle=style.line,
+            label=_in_mathematics(style.label),
         )
     if panel is ALPHA:
         _add_optimal_alpha(axes, results, shown)
@@ -124,7 +124,7 @@ def _add_optimal_alpha(axes: Axes, results: ToyResults, shown: Iterable[str]) ->
 
 
 def _floor(curves: Iterable[Float[np.ndarray, "seeds records"]]) -> float:
-    """Where a logarithmic axis begins: under all values but the odd one that is 0 but for rounding."""
+    """Return the lower limit of a log axis, ignoring values that are zero up to rounding."""
     values = np.concatenate([curve.ravel() for curve in curves])
     return float(np.quantile(values[values > 0], 0.01) / 3)
 

@@ -1,23 +1,41 @@
-"""The toy problem: maximise E_q f with f(x) = 1/D sum_i (x_i - p0)^2 over the logits of q."""
+"""Define the toy problem of the paper and the settings of its experiment. This module does not import JAX."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+
+from doublecv import estimators
 from doublecv.arrays import Array
 from doublecv.distributions import Bernoulli, Distribution
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.options import Option, check_options
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
+PAPER = ("rloo", "double-cv", "disarm", "r-star", "reinforce", "muprop")
+"""The estimators of the paper's Figure 1."""
+
+LARGEST = 2**31 - 1
+"""The largest iteration and seed: the compiled program counts in 32-bit integers."""
+
+ESTIMATORS = Option(metavar="NAME", names=estimators.names, what="estimator", unique=True)
+
+
 @dataclass(frozen=True)
 class ToyProblem:
-    """f(x) = 1/D sum_i (x_i - p0)^2 (Titsias and Shi, 2022, section 5.1; Tucker et al., 2017, for D = 1).
+    r"""Define :math:`f(x) = \frac{1}{D} \sum_i (x_i - p_0)^2` over binary x.
 
-    With p0 just under 1/2 the best x_i is 1, by a hair: f gains (1 - 2 p0) / D with every x_i that goes from 0 to 1,
-    while its gradient in x is about 1 / D in size and points away from p0 on both sides.
+    (Titsias and Shi, 2022, section 5.1; Tucker et al., 2017, for D = 1.) With p0 slightly below 1/2 the best x_i is 1:
+    f increases by :math:`(1 - 2 p_0) / D` when an x_i changes from 0 to 1, which is small beside the gradient of f in
+    x, whose size is about 1 / D and which points away from p0 on both sides.
 
     Attributes:
         target: p0.
@@ -26,21 +44,83 @@ class ToyProblem:
     target: float = 0.499
 
     def f(self, x: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
-        """1/D sum_i (x_i - p0)^2."""
+        r"""Return :math:`f(x)` at every x."""
         return ((x - self.target) ** 2).mean(-1)
 
     def df(self, x: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
-        """The gradient of f in x, 2/D (x - p0)."""
+        r"""Return the gradient of f in x, :math:`\frac{2}{D} (x - p_0)`."""
         return 2 / x.shape[-1] * (x - self.target)
 
     def expected_f(self, q: Distribution) -> Float[Array, "*batch"]:
-        """E_q f = 1/D sum_i mu_i (1 - p0)^2 + (1 - mu_i) p0^2."""
+        r"""Return :math:`E_q f = \frac{1}{D} \sum_i \mu_i (1 - p_0)^2 + (1 - \mu_i) p_0^2`."""
         return (q.mean * (1 - self.target) ** 2 + (1 - q.mean) * self.target**2).mean(-1)
 
     def slope(self, q: Bernoulli) -> float:
-        """w with f(x) = E_q f + sum_i w (x_i - mu_i) for every binary x, (1 - 2 p0) / D."""
+        r"""Return :math:`w = (1 - 2 p_0) / D`: :math:`f(x) = E_q f + \sum_i w (x_i - \mu_i)` at every binary x."""
         return (1 - 2 * self.target) / q.event_shape[0]
 
     def gradient(self, q: Bernoulli) -> Float[Array, "*batch D"]:
-        """d/dlogits E_q f = (1 - 2 p0) / D mu (1 - mu)."""
+        r"""Return the gradient of E_q f in the logits, :math:`(1 - 2 p_0) / D \; \mu (1 - \mu)`."""
         return q.covariance(self.slope(q) * q.xp.ones_like(q.logits))
+
+
+@dataclass(frozen=True)
+class ToySettings:
+    """Maximise E_q 1/D sum_i (x_i - p0)^2 over D logits with each estimator, and record its variance.
+
+    The defaults are the setting of Figure 1 of Titsias and Shi (2022).
+
+    Example: doublecv toy --estimators rloo double-cv --dimension 10 --seeds 2 --out toy
+    """
+
+    dimension: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 200
+    """D, the number of binary variables (the paper: 200, and 1 and 10 in its appendix)."""
+    samples: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 2
+    """K, the number of samples per estimate."""
+    estimators: Annotated[
+        tuple[str, ...], Option(metavar="NAME", names=estimators.names, what="estimator", unique=True)
+    ] = PAPER
+    """Names of registered estimators, in the order of the table."""
+    iterations: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 2000
+    """The number of optimisation steps."""
+    seeds: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 5
+    """The number of runs per estimator, with the seeds 1, 2, ..."""
+    every: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 10
+    """The number of iterations between two records."""
+    draws: Annotated[int, Option(minimum=2, maximum=LARGEST)] = 2000
+    """The number of fresh estimates from which the variance at a record is computed."""
+    learning_rate: Annotated[float, Option(positive=True)] = 0.01
+    """RMSprop's learning rate for the logits."""
+    coefficient_learning_rate: Annotated[float, Option(positive=True)] = 5e-4
+    """RMSprop's learning rate for the estimator's coefficients, such as alpha."""
+    target: Annotated[float, Option(minimum=0, maximum=1)] = 0.499
+    """p0."""
+    out: Annotated[Path | None, Option(metavar="DIR")] = None
+    """A new folder for metrics.csv, config.json and the figures; if not given, only the table is printed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings that determine the numbers, as they are read back from a JSON file."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"out": None}))
+        del plain["out"]
+        return plain
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> ToySettings:
+        """Return the settings that `as_json` described, or raise an `InputError` that names the field."""
+        try:
+            settings = msgspec.convert(dict(given), cls)
+        except msgspec.ValidationError as error:
+            raise InputError(str(error)) from error
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Raise an `InputError` if a setting cannot work."""
+        check_options(self)
+        if not self.estimators:
+            raise InputError(f"--estimators must name at least one of {', '.join(estimators.names())}")
+        for name in self.estimators:
+            try:
+                estimators.make(name, samples=self.samples)
+            except (ValueError, TypeError) as error:
+                raise InputError(f"--samples {self.samples} does not fit --estimators {name}: {error}") from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -26,65 +26,15 @@ from doublecv.estimators import RLOO, Estimator, LinearEstimator, Relax, RStar, 
 from doublecv.estimators.linear import AVERAGE_RATE
 from doublecv.jax import estimate
 from doublecv.lab.toy.exact import exact_optimal_alpha, exact_variance, has_exact_variance
-from doublecv.lab.toy.problem import ToyProblem
-from doublecv.lab.toy.settings import ToySettings
+from doublecv.lab.toy.problem import ToyProblem, ToySettings
+from doublecv.lab.toy.results import Curves, ToyResults, record_iterations
 from doublecv.lab.vae.relax_network import RelaxNetwork, relax_with_input
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int, PRNGKeyArray
-
-__all__ = ["Curves", "ToyResults", "ToySettings", "run"]
+    from jaxtyping import Array, Float, PRNGKeyArray
 
 CHUNK = 1_000_000
 """How many uniform numbers are drawn at once; beyond it the fresh estimates come in several parts, to spare memory."""
-
-
-@dataclass(frozen=True, eq=False)
-class Curves:
-    """What one estimator did, for every seed and record; NaN where a number does not exist or is not known.
-
-    Attributes:
-        variance: the mean over the coordinates of the gradient's variance, from fresh estimates.
-        exact_variance: the same without drawing.
-        objective: E_q f, exactly.
-        mean_probability: the mean of mu = sigmoid(logits).
-        alpha: the coefficient alpha as it was learned.
-        optimal_alpha: the alpha of least variance at the same logits, exact where the variance is, else from the draws.
-        exact_rloo_variance: the exact variance that RLOO with as many samples has at the same logits.
-    """
-
-    variance: Float[np.ndarray, "seeds records"]
-    exact_variance: Float[np.ndarray, "seeds records"]
-    objective: Float[np.ndarray, "seeds records"]
-    mean_probability: Float[np.ndarray, "seeds records"]
-    alpha: Float[np.ndarray, "seeds records"]
-    optimal_alpha: Float[np.ndarray, "seeds records"]
-    exact_rloo_variance: Float[np.ndarray, "seeds records"]
-
-    @property
-    def best_variance(self) -> Float[np.ndarray, "seeds records"]:
-        """The exact variance where it is known, and the drawn one elsewhere.
-
-        Late in a run nearly all draws are the same, so that the drawn variance is sometimes 0 and seldom good.
-        """
-        return np.where(np.isnan(self.exact_variance), self.variance, self.exact_variance)
-
-
-@dataclass(frozen=True, eq=False)
-class ToyResults:
-    """The curves of every estimator.
-
-    Attributes:
-        settings: what was run.
-        seeds: the seed of every row of a curve.
-        iterations: the number of steps done at every record, from 0 on.
-        curves: by the estimator's name.
-    """
-
-    settings: ToySettings
-    seeds: tuple[int, ...]
-    iterations: Int[np.ndarray, "records"]
-    curves: Mapping[str, Curves]
 
 
 def run(settings: ToySettings, progress: Callable[[str], None] | None = None) -> ToyResults:
@@ -105,11 +55,6 @@ def run(settings: ToySettings, progress: Callable[[str], None] | None = None) ->
         for name in settings.estimators
     }
     return ToyResults(settings, seeds, record_iterations(settings), curves)
-
-
-def record_iterations(settings: ToySettings) -> Int[np.ndarray, "records"]:
-    """The iterations after which a record is taken: the start, each `every`-th, and the last."""
-    return np.append(np.arange(0, settings.iterations, settings.every), settings.iterations)
 
 
 def _estimator(name: str, settings: ToySettings, problem: ToyProblem) -> Estimator:

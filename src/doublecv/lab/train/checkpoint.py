@@ -1,16 +1,19 @@
-"""Checkpoints that a crash cannot spoil: a folder with safetensors and JSON, written aside and renamed when whole.
+"""Write checkpoints that a crash cannot damage, and read the newest intact one.
 
-    checkpoint-000002000/state.safetensors      every array of the state, by its path
-    checkpoint-000002000/checkpoint.json        step, length of the metrics, what was run, sha256 of the arrays
+A checkpoint is a folder that is written under another name and renamed when it is complete::
 
-The one before the last is kept. A folder whose content does not match its JSON is passed over.
+    checkpoint-000002000/state.safetensors      every array of the state, by its path in the tree
+    checkpoint-000002000/checkpoint.json        step, length of the metrics, identity of the run, checksums
+
+The last two checkpoints are kept. One whose content does not match its checksums is skipped. Orbax does the same with
+retention policies and for many hosts, but does not promise the same bytes for the same state, which the tests of
+interrupted runs compare.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,22 +27,23 @@ from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as format_tensors
 
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.files import sync_folder, write_new
 
 PREFIX = "checkpoint-"
 PARTIAL = ".checkpoint-partial"
 TENSORS = "state.safetensors"
 DESCRIPTION = "checkpoint.json"
 KEPT = 2
-"""How many checkpoints stay: the last, and one to fall back on."""
+"""The number of checkpoints that are kept: the last one, and one to fall back on."""
 
 
 class Checkpoint(NamedTuple):
-    """What was read.
+    """Hold a checkpoint that was read.
 
     Attributes:
-        path: the folder that it was read from.
+        path: its folder.
         step: the number of the next step.
-        metrics_bytes: the length that the metrics had.
+        metrics_bytes: the length of the metrics at that step.
         state: the state.
     """
 
@@ -50,61 +54,69 @@ class Checkpoint(NamedTuple):
 
 
 class Damaged(ValueError):
-    """A checkpoint that is not what was written."""
+    """Signal that a checkpoint is not what was written."""
 
 
 def save(folder: Path, state: Any, step: int, metrics_bytes: int, identity: Mapping[str, Any]) -> Path:
-    """Write a checkpoint into `folder`, whole or not at all, and remove those before the one before it.
+    """Write a checkpoint completely or not at all, and remove all but the last two.
 
     Args:
-        folder: the run's folder.
+        folder: the folder of the run.
         state: a tree of JAX arrays.
         step: the number of the next step.
         metrics_bytes: the length of the metrics that belong to the state.
-        identity: what was run, as JSON; only a run of the same goes on from here.
+        identity: what is being run, as JSON; only the same run can be resumed from this checkpoint.
     """
     arrays = map(np.asarray, jax.tree.leaves(state))
     tensors = format_tensors(dict(zip(_names(state), arrays, strict=True)))
     description = {
         "step": step,
         "metrics_bytes": metrics_bytes,
-        "sha256": hashlib.sha256(tensors).hexdigest(),
+        "state_sha256": hashlib.sha256(tensors).hexdigest(),
         "identity": identity,
     }
+    description["sha256"] = _digest(description)
     partial, final = folder / PARTIAL, folder / f"{PREFIX}{step:09d}"
-    _remove(partial)
+    remove(partial)
     try:
         partial.mkdir()
-        _write(partial / TENSORS, tensors)
-        _write(partial / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
-        _sync_folder(partial)
-        # One of the same step is either damaged or the same: a rename cannot replace a folder that is not empty.
-        _remove(final)
+        write_new(partial / TENSORS, tensors)
+        write_new(partial / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+        sync_folder(partial)
+        # A checkpoint of the same step is damaged or equal, and a rename cannot replace a folder that is not empty.
+        remove(final)
         partial.rename(final)
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError:
-        _remove(partial)
+        remove(partial)
         raise
     for old in paths(folder)[KEPT:]:
-        _remove(old)
+        remove(old)
     return final
 
 
 def paths(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first."""
-    return sorted((path for path in folder.glob(f"{PREFIX}*") if path.is_dir()), reverse=True)
+    """Return the checkpoints of a run, the newest first."""
+    found = (path for path in folder.glob(f"{PREFIX}*") if path.is_dir() and step_of(path) is not None)
+    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step in the name of a checkpoint; None if the name is not that of a checkpoint."""
+    number = path.name.removeprefix(PREFIX)
+    return int(number) if number.isdecimal() else None
 
 
 def load_newest(
     folder: Path, like: Any, identity: Mapping[str, Any], damaged: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest checkpoint that is intact, or None if there is none at all.
+    """Return the newest intact checkpoint, or None if there is none at all.
 
     Args:
-        folder: the run's folder.
+        folder: the folder of the run.
         like: a tree with the shapes and types of the state.
-        identity: what is being run; an `InputError` says what differs.
-        damaged: called with a sentence for every checkpoint that is passed over.
+        identity: what is being run; an `InputError` names what differs.
+        damaged: called with a sentence for every checkpoint that is skipped.
     """
     found = paths(folder)
     for path in found:
@@ -115,34 +127,51 @@ def load_newest(
     if found:
         raise InputError(
             f"no checkpoint in {folder} is intact: {', '.join(path.name for path in found)}; "
-            f"remove them to begin again from step 0"
+            f"remove them to start again from step 0"
         )
     return None
 
 
 def _load(path: Path, like: Any, identity: Mapping[str, Any]) -> Checkpoint:
-    try:
-        description = json.loads((path / DESCRIPTION).read_bytes())
-        content = (path / TENSORS).read_bytes()
-        step, metrics_bytes = int(description["step"]), int(description["metrics_bytes"])
-        digest, its_identity = description["sha256"], dict(description["identity"])
-    except FileNotFoundError as error:
-        raise Damaged(f"{Path(str(error.filename)).name} is missing") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{DESCRIPTION} cannot be read") from error
+    description = _read_description(path)
+    its_identity = description["identity"]
     for name, wanted in identity.items():
         if (given := its_identity.get(name)) != wanted:
             raise InputError(
-                f"{path} is of another run: its {name.replace('_', ' ')} is {_short(given)}, and that of this run "
-                f"{_short(wanted)}"
+                f"{path} belongs to a different run: {name.replace('_', ' ')} is {_short(given)} in the checkpoint, "
+                f"{_short(wanted)} here"
             )
-    if (found := hashlib.sha256(content).hexdigest()) != digest:
-        raise Damaged(f"{TENSORS} has sha256 {found[:12]}..., expected {str(digest)[:12]}...")
+    try:
+        content = (path / TENSORS).read_bytes()
+    except FileNotFoundError as error:
+        raise Damaged(f"{TENSORS} is missing") from error
+    if (found := hashlib.sha256(content).hexdigest()) != description["state_sha256"]:
+        raise Damaged(f"{TENSORS} has sha256 {found[:12]}..., expected {description['state_sha256'][:12]}...")
     try:
         tensors = parse_tensors(content)
     except SafetensorError as error:
         raise Damaged(f"{TENSORS} cannot be read: {error}") from error
-    return Checkpoint(path, step, metrics_bytes, _restore(like, tensors))
+    return Checkpoint(path, description["step"], description["metrics_bytes"], _restore(like, tensors))
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    """Read checkpoint.json; its checksum covers everything else in it, such as the number of the step."""
+    try:
+        description: dict[str, Any] = json.loads((path / DESCRIPTION).read_bytes())
+        expected = description.pop("sha256")
+    except FileNotFoundError as error:
+        raise Damaged(f"{DESCRIPTION} is missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{DESCRIPTION} cannot be read") from error
+    if (found := _digest(description)) != expected:
+        raise Damaged(f"{DESCRIPTION} has sha256 {found[:12]}..., expected {str(expected)[:12]}...")
+    if description["step"] != step_of(path):
+        raise Damaged(f"it was renamed: {DESCRIPTION} says step {description['step']}")
+    return description
+
+
+def _digest(description: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def _restore(like: Any, tensors: Mapping[str, np.ndarray]) -> Any:
@@ -151,8 +180,9 @@ def _restore(like: Any, tensors: Mapping[str, np.ndarray]) -> Any:
     for name, leaf in zip(_names(like), leaves, strict=True):
         array = tensors.get(name)
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
-            raise Damaged(f"{name} must be {leaf.dtype}{list(leaf.shape)}, and is not")
-        # A copy that JAX owns: the state is donated.
+            found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise Damaged(f"{name} must be {leaf.dtype}{list(leaf.shape)}, but is {found}")
+        # JAX must own the memory, because the state is donated.
         restored.append(jnp.array(array, copy=True))
     return jax.tree.unflatten(structure, restored)
 
@@ -161,36 +191,8 @@ def _names(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}-partial")
-    try:
-        _write(partial, content)
-        partial.replace(path)
-        _sync_folder(path.parent)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last; only POSIX can, and needs to."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Remove a checkpoint if it exists."""
     if folder.exists():
         shutil.rmtree(folder)
 

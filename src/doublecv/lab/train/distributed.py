@@ -1,6 +1,7 @@
-"""The processes of one run, on one host or on several: all of them read, the first alone writes, and all stop together.
+"""Run one training in several processes, on one host or on several: all read, the first writes, all stop together.
 
-What one process does and another does not leaves the others waiting for it, so what may differ is agreed upon first.
+A process that does what another does not do leaves the other waiting in a collective, so the processes compare what may
+differ before they start.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import socket
 import sys
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,51 +23,54 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.train.settings import TrainSettings
+
+SECONDS_TO_CONNECT = 60
+"""How long a process waits for the others at the start."""
 
 
 @contextmanager
-def joined(coordinator: str | None, processes: int, process: int) -> Iterator[None]:
-    """This process as one of several that train together, from before JAX starts; without a coordinator it is alone.
-
-    Args:
-        coordinator: HOST:PORT, where process 0 can be reached.
-        processes: how many there are.
-        process: the number of this one, from 0 on.
-    """
-    _check(coordinator, processes, process)
-    if coordinator is None:
+def distributed_session(settings: TrainSettings) -> Iterator[None]:
+    """Join the other processes of the run before JAX starts; do nothing without a coordinator."""
+    if settings.coordinator is None:
         yield
         return
+    process, processes = settings.process, settings.processes
+    if process > 0:
+        _wait_for(settings.coordinator)
     try:
-        jax.distributed.initialize(coordinator, processes, process)
+        jax.distributed.initialize(settings.coordinator, processes, process, initialization_timeout=SECONDS_TO_CONNECT)
         yield
     except JaxRuntimeError as error:
-        _leave_alone()
+        _exit_without_barrier()
         first_line = str(error).partition("\n")[0]
         raise InputError(
             f"process {process} of {processes} lost the others, or did not find them: {first_line}"
         ) from error
     except Exception:
-        _leave_alone()
+        _exit_without_barrier()
         raise
 
 
-def _check(coordinator: str | None, processes: int, process: int) -> None:
-    if processes < 1:
-        raise InputError(f"--processes must be at least 1, got {processes}")
-    if not 0 <= process < processes:
-        raise InputError(f"--process must be from 0 to {processes - 1}, below --processes; got {process}")
-    if coordinator is None:
-        if processes > 1:
-            raise InputError(f"--processes {processes} needs --coordinator HOST:PORT, where process 0 can be reached")
-        return
+def _wait_for(coordinator: str) -> None:
+    """Wait until somebody listens at the address; JAX itself ends the program if nobody does."""
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal():
-        raise InputError(f"--coordinator must be HOST:PORT, where process 0 can be reached; got {coordinator}")
+    deadline = time.monotonic() + SECONDS_TO_CONNECT
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"--coordinator {coordinator} did not answer within {SECONDS_TO_CONNECT} s ({error}); "
+                    "start process 0 there, or correct the address"
+                ) from error
+        time.sleep(0.2)
 
 
-def _leave_alone() -> None:
-    """Let this process end without the others: as it ends JAX waits for them, and they wait for its part of a sum."""
+def _exit_without_barrier() -> None:
+    """Exit without JAX's shutdown barrier, which would deadlock with processes that wait in a collective."""
 
     def leave() -> None:
         sys.stdout.flush()
@@ -75,19 +81,19 @@ def _leave_alone() -> None:
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes and prints."""
+    """Return whether this is the process that writes and prints."""
     return jax.process_index() == 0
 
 
-def asked_of_any(asked: bool) -> bool:
-    """Whether any process was asked; each must call this at the same place."""
+def any_process(flag: bool) -> bool:
+    """Return whether `flag` is set on any process. Collective: every process must call it."""
     if jax.process_count() == 1:
-        return asked
-    return bool(multihost_utils.process_allgather(np.array(asked)).any())
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def check_same(facts: Mapping[str, Any]) -> None:
-    """Raise an `InputError`, in every process, unless the facts, as JSON, are the same in all of them."""
+    """Raise an `InputError` in every process unless the facts, as JSON, are equal in all of them."""
     if jax.process_count() == 1:
         return
     digests = np.array([zlib.crc32(json.dumps(fact).encode()) for fact in facts.values()], np.uint32)
@@ -95,6 +101,5 @@ def check_same(facts: Mapping[str, Any]) -> None:
     if different.any():
         name = list(facts)[int(different.argmax())].replace("_", " ")
         raise InputError(
-            f"the processes of a run must have the same arguments and see the same folder and data; "
-            f"their {name} is not the same"
+            f"the processes of a run must have the same arguments, folder and data, but their {name} differs"
         )

@@ -1,7 +1,22 @@
-"""One training run: chunks of compiled steps, and between them metrics, evaluations and checkpoints."""
+"""Run the training: chunks of compiled steps, with metrics, evaluations and checkpoints between them.
+
+::
+
+    from doublecv.lab.train.loop import run
+    from doublecv.lab.train.settings import TrainSettings
+
+    (result,) = run(TrainSettings(estimator="double-cv", steps=2000))
+    result.final["test_elbo"]
+    result.curve("encoder_variance")          # steps and values
+
+With a folder, the run can be interrupted at any moment, also by ``kill -9``. Called again with the same settings and
+folder it resumes from its last checkpoint and ends with the same bits as an uninterrupted run. Called with more steps
+it extends the run, and ends with the same bits as a run that had that many steps from the start.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,83 +28,173 @@ import numpy as np
 
 from doublecv.estimators import make
 from doublecv.lab.common import run_folder
-from doublecv.lab.common.devices import Devices
+from doublecv.lab.common.devices import Devices, devices_for
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.data import Dataset
-from doublecv.lab.train import checkpoint
-from doublecv.lab.train import distributed as processes
-from doublecv.lab.train import folder as train_folder
-from doublecv.lab.train.evaluate import bounds
-from doublecv.lab.train.event_log import EventLog
-from doublecv.lab.train.folder import Plan
-from doublecv.lab.train.metrics import FILE as METRICS
-from doublecv.lab.train.metrics import Metrics
-from doublecv.lab.train.results import Interrupted, NotFinite, TrainResult, Watch
+from doublecv.lab.data import Dataset, load
+from doublecv.lab.train import checkpoint, distributed
+from doublecv.lab.train import settings as train_settings
+from doublecv.lab.train.comparison import make_comparison
+from doublecv.lab.train.metrics import EventLog, Metrics
+from doublecv.lab.train.results import Callbacks, Interrupted, NotFinite, TrainResult
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import Program, Report, State, key_of, make_step
+from doublecv.lab.vae.objective import bounds
 from doublecv.lab.vae.pictures import write_pictures
-from doublecv.lab.variance.comparison import make_comparison
 
 EVALUATE, COMPARE, TEST, PICTURES = range(100, 104)
-"""What a random key is for, apart from those of the training step."""
+"""The purposes of random keys, beyond those of the training step."""
+
+LARGEST_SHARE = 0.9
+"""The share of the machine's memory that a run may need by estimate."""
 
 
-def identity(plan: Plan) -> dict[str, Any]:
-    """All that has a part in the numbers, as JSON."""
-    described = train_folder.settings_as_json(plan.settings)
-    return described | {"seeds": plan.seeds, "parallel_seeds": plan.parallel_seeds}
+def run(
+    settings: TrainSettings,
+    folder: Path | None = None,
+    *,
+    dataset: Dataset | None = None,
+    callbacks: Callbacks | None = None,
+) -> tuple[TrainResult, ...]:
+    """Train, or resume what was started in the folder, and return one result per seed.
+
+    Args:
+        settings: the settings; `settings.out` and `settings.resume` are not used here.
+        folder: the folder for metrics, checkpoints and pictures: a new one, or one in which the same run was started.
+            Without it nothing is written. Several seeds that do not run in parallel get subfolders.
+        dataset: the images; by default `settings.dataset` is loaded.
+        callbacks: functions that are called during training.
+    """
+    settings.check()
+    images = load(settings.dataset, settings.data_dir) if dataset is None else dataset
+    check_memory(settings, images)
+    devices = devices_for(settings.batch, settings.devices)
+    return _run(settings, folder, images, callbacks or Callbacks(), devices)
 
 
-def identity_on(plan: Plan, dataset: Dataset) -> dict[str, Any]:
-    """The same, with the images."""
-    return identity(plan) | {"training_images_crc32": zlib.crc32(dataset.train.tobytes())}
+def check_memory(settings: TrainSettings, dataset: Dataset) -> None:
+    """Raise an `InputError` if the arrays of a step or of the last evaluation need more memory than there is."""
+    available = LARGEST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    pixels = dataset.train.shape[1]
+    latents = settings.latents * (settings.categories if settings.latent == "categorical" else 1)
+    hidden = 400 if settings.network == "nonlinear" else 0
+    width = pixels + hidden + latents
+    weights = 2 * (width * 200 if hidden else pixels * latents)
+    # Parameters, gradient, three averages; a decoder's activations with their cotangents.
+    points = settings.batch * (1 + make(settings.estimator, settings.samples).evaluations)
+    replicates = settings.seeds if settings.parallel_seeds else 1
+    needs = {
+        "--latents": 4.0 * replicates * 5 * weights,
+        "--samples": 4.0 * replicates * 2 * points * width,
+        "--bound-samples": 4.0 * max(2000, settings.bound_samples) * width,
+    }
+    for flag, bytes_needed in needs.items():
+        if bytes_needed > available:
+            value = getattr(settings, flag.removeprefix("--").replace("-", "_"))
+            raise InputError(
+                f"{flag} {value} needs about {bytes_needed / 1e9:,.0f} GB of memory with --batch {settings.batch}"
+                f"{f' and {replicates} parallel seeds' if replicates > 1 else ''}, "
+                f"more than the {available / 1e9:,.0f} GB that this machine can give; use a smaller number"
+            )
+
+
+def identity(settings: TrainSettings, dataset: Dataset) -> dict[str, Any]:
+    """Return what a checkpoint must agree on to be resumed: all that determines the state, except its age."""
+    described = settings.as_json()
+    del described["steps"]
+    return described | {"training_images_crc32": zlib.crc32(dataset.train.tobytes())}
+
+
+def _run(
+    settings: TrainSettings, folder: Path | None, dataset: Dataset, callbacks: Callbacks, devices: Devices
+) -> tuple[TrainResult, ...]:
+    written = folder if distributed.is_first() else None
+    if written is not None:
+        _start_or_extend(written, settings)
+    if settings.seeds == 1 or settings.parallel_seeds:
+        return Run(settings, folder, dataset, callbacks, devices).run()
+    results: list[TrainResult] = []
+    for seed in settings.seed_numbers:
+        results += _run(settings.of_seed(seed), folder and folder / f"seed-{seed}", dataset, callbacks, devices)
+    if written is not None:
+        run_folder.write_config(written, "train", settings.as_json())
+    return tuple(results)
+
+
+def _start_or_extend(folder: Path, settings: TrainSettings) -> None:
+    if not train_settings.is_started(folder):
+        train_settings.write(folder, settings)
+        return
+    held = train_settings.read(folder)
+    wanted, given = settings.as_json(), held.as_json()
+    for name, value in wanted.items():
+        if given[name] != value and not (name == "steps" and value > given[name]):
+            raise InputError(
+                f"{folder} was started with {name.replace('_', ' ')} {given[name]}, not {value}; name another folder"
+            )
+    if settings.steps > held.steps:
+        _extend(folder, held, settings)
+
+
+def _extend(folder: Path, held: TrainSettings, settings: TrainSettings) -> None:
+    """Turn a run into an interrupted run of more steps; an interruption in between leaves a run of the old length.
+
+    The last step of a run is evaluated in any case. Where the longer run is not evaluated at that step, its metrics
+    differ from there on, so the last checkpoint is dropped and the run resumes from the one before.
+    """
+    (folder / run_folder.CONFIG).unlink(missing_ok=True)
+    if held.steps % held.evaluate_every:
+        for path in checkpoint.paths(folder):
+            if checkpoint.step_of(path) == held.steps:
+                checkpoint.remove(path)
+    train_settings.rewrite(folder, settings)
 
 
 class Run:
-    """One run in one folder, of one seed or of several in parallel."""
+    """Execute one run in one folder, of one seed or of several in parallel."""
 
-    def __init__(self, plan: Plan, folder: Path | None, dataset: Dataset, watch: Watch, devices: Devices) -> None:
-        self.plan, self.settings, self.folder, self.dataset, self.watch = plan, plan.settings, folder, dataset, watch
-        self.identity = identity_on(plan, dataset)
-        processes.check_same(self.identity)
+    def __init__(
+        self, settings: TrainSettings, folder: Path | None, dataset: Dataset, callbacks: Callbacks, devices: Devices
+    ) -> None:
+        self.settings, self.folder, self.dataset, self.callbacks = settings, folder, dataset, callbacks
+        self.identity = identity(settings, dataset)
+        distributed.check_same(self.identity | {"steps": settings.steps})
         self.devices = devices
-        self.written = folder if processes.is_first() else None
-        self.seeds = plan.seed_numbers
-        self.estimator = make(plan.settings.estimator, plan.settings.samples)
-        self.program: Program = make_step(plan.settings, dataset, self.seeds if plan.parallel_seeds else None, devices)
-        self.compare = make_comparison(plan.settings) if plan.settings.compare_variance else None
+        self.written = folder if distributed.is_first() else None
+        self.seeds = settings.seed_numbers
+        self.estimator = make(settings.estimator, settings.samples)
+        self.program: Program = make_step(settings, dataset, self.seeds if settings.parallel_seeds else None, devices)
+        self.compare = make_comparison(settings) if settings.compare_variance else None
         self.seconds: list[tuple[float, int]] = []
 
-    def carry_out(self) -> tuple[TrainResult, ...]:
+    def run(self) -> tuple[TrainResult, ...]:
         """Train from the last checkpoint to the end."""
-        finished = self.folder is not None and train_folder.is_finished(self.folder)
+        finished = self.folder is not None and train_settings.is_finished(self.folder)
         step, state, metrics_bytes = self._start(finished)
         self.metrics = Metrics(self.written, metrics_bytes)
         self.events = EventLog(None, step)
         try:
-            if self.plan.tensorboard:
+            if self.settings.tensorboard:
                 self.events = EventLog(self.written, step)
             state = self.devices.here(self._train(step, state))
             if not finished:
                 self._finish(state)
         except OSError as error:
-            raise InputError(f"{error}; {self._what_is_kept()}") from error
+            raise InputError(f"{error}; {self._last_checkpoint()}") from error
         finally:
             self.metrics.close()
             self.events.close()
-        return tuple(self._result(place, seed, state) for place, seed in enumerate(self.seeds))
+        return tuple(self._result(index, seed, state) for index, seed in enumerate(self.seeds))
 
-    def _start(self, finished: bool) -> tuple[int, State, int]:
+    def _start(self, finished: bool) -> tuple[int, State, int | None]:
         loaded = None
         if self.folder is not None:
             like = jax.eval_shape(self.program.start)
-            loaded = checkpoint.load_newest(self.folder, like, self.identity, self.watch.notice)
-        processes.check_same({"last_checkpoint": loaded and loaded.step, "end": finished})
-        if self.folder is None or loaded is None:
+            loaded = checkpoint.load_newest(self.folder, like, self.identity, self.callbacks.notice)
+        distributed.check_same({"last_checkpoint": loaded and loaded.step, "end": finished})
+        if loaded is None:
             return 0, self.program.start(), 0
-        self.watch.notice(f"going on from {loaded.path}")
-        metrics_bytes = (self.folder / METRICS).stat().st_size if finished else loaded.metrics_bytes
-        return loaded.step, self.devices.place(loaded.state), metrics_bytes
+        self.callbacks.notice(f"resuming from {loaded.path}")
+        return loaded.step, self.devices.place(loaded.state), None if finished else loaded.metrics_bytes
 
     def _train(self, step: int, state: State) -> State:
         while step < self.settings.steps:
@@ -103,10 +208,10 @@ class Run:
             here = self.devices.here(state)
             records = self._train_records(step, here, report)
             self._record(records)
-            self.watch.progress(self.seeds[0], step, records[0], 1 / self._seconds_a_step(last=True))
+            self.callbacks.progress(self.seeds[0], step, records[0], 1 / self._seconds_per_step(last=True))
             if step % self.settings.evaluate_every == 0 or step == self.settings.steps:
                 self._record(self._evaluations(step, here))
-            stop = processes.asked_of_any(self.watch.stop())
+            stop = distributed.any_process(self.callbacks.stop())
             if step % self.settings.checkpoint_every == 0 or step == self.settings.steps or stop:
                 self._save(here, step)
             if stop:
@@ -117,32 +222,30 @@ class Run:
         bad = report.first_bad_step[report.first_bad_step >= 0]
         if bad.size:
             raise NotFinite(
-                f"the loss or a gradient was not finite at step {bad.min()}; {self._what_is_kept()}; "
+                f"the loss or a gradient was not finite at step {bad.min()}; {self._last_checkpoint()}; "
                 f"a smaller --learning-rate than {self.settings.rate} may help"
             )
 
     def _train_records(self, step: int, state: State, report: Report) -> list[dict[str, Any]]:
         return [
             {"kind": "train", "step": step, "seed": seed}
-            | {name: float(getattr(report, name)[place]) for name in ("elbo", "encoder_variance", "logits_variance")}
-            | _scalars(self.estimator.numbers(self._of_seed(state, place).coefficients))
-            for place, seed in enumerate(self.seeds)
+            | {name: float(getattr(report, name)[index]) for name in ("elbo", "encoder_variance", "logits_variance")}
+            | _scalars(self.estimator.numbers(self._of_seed(state, index).coefficients))
+            for index, seed in enumerate(self.seeds)
         ]
 
     def _evaluations(self, step: int, state: State) -> list[dict[str, Any]]:
         return [
-            {"kind": "evaluation", "step": step, "seed": seed} | self._evaluation(step, self._of_seed(state, place))
-            for place, seed in enumerate(self.seeds)
+            {"kind": "evaluation", "step": step, "seed": seed} | self._evaluation(step, self._of_seed(state, index))
+            for index, seed in enumerate(self.seeds)
         ]
 
     def _evaluation(self, step: int, state: State) -> dict[str, Any]:
         sets = {"train_elbo": self.dataset.train, "validation_elbo": self.dataset.validation}
-        found: dict[str, Any] = {
-            name: bounds(
-                self.settings, state.model, images, key_of(state, EVALUATE, step, part), self.settings.samples
-            ).elbo
-            for part, (name, images) in enumerate(sets.items())
-        }
+        found: dict[str, Any] = {}
+        for part, (name, images) in enumerate(sets.items()):
+            key = key_of(state, EVALUATE, step, part)
+            found[name] = bounds(state.model, images, self.settings.kl, key, self.settings.samples).elbo
         if self.compare is not None:
             batch = self.program.images[: self.settings.batch]
             variances = self.compare(state.model, state.coefficients, batch, key_of(state, COMPARE, step))
@@ -150,30 +253,24 @@ class Run:
         return found
 
     def _finish(self, state: State) -> None:
-        for place, seed in enumerate(self.seeds):
-            of_seed = self._of_seed(state, place)
+        for index, seed in enumerate(self.seeds):
+            of_seed = self._of_seed(state, index)
             found: dict[str, Any] = {}
             for samples in dict.fromkeys((self.settings.samples, self.settings.bound_samples)):
                 key = key_of(of_seed, TEST, samples)
-                both = bounds(self.settings, of_seed.model, self.dataset.test, key, samples, self._stop_if_asked)
+                both = bounds(of_seed.model, self.dataset.test, self.settings.kl, key, samples, self._stop_if_requested)
                 found |= {} if found else {"test_elbo": both.elbo}
                 found[f"test_bound_{samples}"] = both.multi_sample
             self._record([{"kind": "final", "step": self.settings.steps, "seed": seed} | found])
             if self.written is not None:
-                name = f"pictures-seed-{seed}.png" if self.plan.parallel_seeds else "pictures.png"
-                write_pictures(
-                    self.written / name,
-                    of_seed.model,
-                    self.dataset,
-                    self.settings.likelihood,
-                    key_of(of_seed, PICTURES),
-                )
+                name = f"pictures-seed-{seed}.png" if self.settings.parallel_seeds else "pictures.png"
+                write_pictures(self.written / name, of_seed.model, self.dataset, key_of(of_seed, PICTURES))
         if self.written is not None:
             self.metrics.sync()
-            run_folder.write_config(self.written, "train", train_folder.settings_as_json(self.settings))
+            run_folder.write_config(self.written, "train", self.settings.as_json())
 
-    def _stop_if_asked(self) -> None:
-        if processes.asked_of_any(self.watch.stop()):
+    def _stop_if_requested(self) -> None:
+        if distributed.any_process(self.callbacks.stop()):
             raise Interrupted("stopped in the last evaluation")
 
     def _record(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -184,37 +281,35 @@ class Run:
         if self.written is not None:
             checkpoint.save(self.written, state, step, self.metrics.sync(), self.identity)
 
-    def _what_is_kept(self) -> str:
+    def _last_checkpoint(self) -> str:
         kept = checkpoint.paths(self.folder) if self.folder is not None else []
         if not kept:
             return "there is no checkpoint yet"
-        return f"the last good checkpoint is {kept[0]}; to go on from it: doublecv train --resume {self.folder}"
+        return f"the last good checkpoint is {kept[0]}; to resume from it: doublecv train --resume {self.folder}"
 
-    def _result(self, place: int, seed: int, state: State) -> TrainResult:
+    def _result(self, index: int, seed: int, state: State) -> TrainResult:
         records = [record for record in self.metrics.records if record["seed"] == seed]
-        model = self._of_seed(state, place).model
-        return TrainResult(self.settings, seed, records, model, self._seconds_a_step())
+        model = self._of_seed(state, index).model
+        return TrainResult(self.settings, seed, records, model, self._seconds_per_step())
 
-    def _seconds_a_step(self, last: bool = False) -> float:
-        """Without the first chunk of this call, which the compiler takes part in, where there is another."""
+    def _seconds_per_step(self, last: bool = False) -> float:
+        """Return the mean over all chunks but the first, which includes compilation, or the time of the last one."""
         chunks = self.seconds[-1:] if last else self.seconds[1:] or self.seconds
-        return (
-            sum(seconds for seconds, _ in chunks) / max(1, sum(steps for _, steps in chunks))
-            if chunks
-            else float("nan")
-        )
+        if not chunks:
+            return float("nan")
+        return sum(seconds for seconds, _ in chunks) / sum(steps for _, steps in chunks)
 
-    def _of_seed(self, state: State, place: int) -> State:
-        if not self.plan.parallel_seeds:
+    def _of_seed(self, state: State, index: int) -> State:
+        if not self.settings.parallel_seeds:
             return state
-        of_seed: State = jax.tree.map(lambda leaf: leaf[place], state)
+        of_seed: State = jax.tree.map(lambda leaf: leaf[index], state)
         return of_seed
 
 
 def _next_boundary(settings: TrainSettings, step: int) -> int:
-    """The end of the chunk that begins at `step`: the next multiple of whatever is to be done, or the last step."""
-    every = (settings.record_every, settings.evaluate_every, settings.checkpoint_every)
-    return min(settings.steps, *((step // steps + 1) * steps for steps in every))
+    """Return the end of the chunk that starts at `step`: the next multiple of an interval, or the last step."""
+    intervals = (settings.record_every, settings.evaluate_every, settings.checkpoint_every)
+    return min(settings.steps, *((step // interval + 1) * interval for interval in intervals))
 
 
 def _scalars(coefficients: Mapping[str, Any]) -> dict[str, float]:

@@ -1,14 +1,15 @@
-"""Write metrics.jsonl: one JSON object per line, in the order of the steps, cut back to the checkpoint on resuming.
+"""Write metrics.jsonl, one JSON object per line in the order of the steps, and TensorBoard events.
 
 Every line has `kind`, `step` (the number of steps done), `seed`, and a `checksum` of all lines up to it
 (`doublecv.lab.common.records`):
 
-- "train", after each chunk: `elbo`, the mean over the steps since the line before; `encoder_variance` and
+- "train", after each chunk: `elbo`, the mean over the steps since the previous line; `encoder_variance` and
   `logits_variance` (see `variance_tracker`); the estimator's scalar coefficients, such as `alpha`;
-- "evaluation": `train_elbo` and `validation_elbo` over the whole sets; `variance`, by name, of compared estimators;
-- "final": `test_elbo`, and the bounds with K and with 100 samples.
+- "evaluation": `train_elbo` and `validation_elbo` over the complete sets; `variance` of compared estimators, by name;
+- "final": `test_elbo`, and the multi-sample bounds.
 
-It holds no time of day and no speed: two runs of the same seed write the same bytes.
+The file contains no times, so that two runs with the same seed write the same bytes. When a run is resumed, the file is
+cut back to the length that it had at the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,32 +19,42 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.records import LineReader, seal_line
 
 FILE = "metrics.jsonl"
+LOCK = ".metrics.lock"
+TENSORBOARD = "tensorboard"
 
 
 class Metrics:
-    """The records of a run, in memory and, where there is a folder, in its file.
+    """Keep the records of a run in memory and, if there is a folder, in its file.
 
     Args:
-        folder: the run's folder; None for memory alone.
-        length: the bytes of the file that hold; what comes after them is cut off.
+        folder: the folder of the run; None to keep the records in memory only.
+        length: the number of bytes of the file to keep; the rest is cut off. None keeps all.
     """
 
-    def __init__(self, folder: Path | None, length: int = 0) -> None:
+    def __init__(self, folder: Path | None, length: int | None = 0) -> None:
         self.records: list[dict[str, Any]] = []
         self._file = None
         self._checksum, self._sealed = 0, True
         if folder is None:
             return
         path = folder / FILE
+        self._lock = FileLock(folder / LOCK, timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise InputError(f"another process is training in {folder}; wait for it, or name another folder") from error
         self._file = path.open("r+b" if path.exists() else "w+b")
         try:
-            _lock(self._file, folder)
-            if (size := os.fstat(self._file.fileno()).st_size) < length:
-                raise InputError(f"{path} has {size} bytes, and the checkpoint says {length}: it was cut off")
+            size = os.fstat(self._file.fileno()).st_size
+            length = size if length is None else length
+            if size < length:
+                raise InputError(f"{path} has {size} bytes, the checkpoint says {length}: it was cut off")
             if length:
                 reader = LineReader(path, length)
                 self.records = list(reader)
@@ -51,14 +62,13 @@ class Metrics:
             self._file.seek(length)
             self._file.truncate()
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records."""
         for record in records:
-            line, checksum = seal_line(record, self._checksum, self._sealed)
-            self._checksum = checksum
+            line, self._checksum = seal_line(record, self._checksum, self._sealed)
             if self._file is not None:
                 self._file.write(line)
             self.records.append(dict(record))
@@ -66,25 +76,53 @@ class Metrics:
             self._file.flush()
 
     def sync(self) -> int:
-        """Bring all records to the disk, and tell how many bytes they are."""
+        """Wait until all records are on disk, and return their length in bytes."""
         if self._file is None:
             return 0
         os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
-        """Close the file; the records stay."""
+        """Close the file; the records stay in memory."""
         if self._file is not None:
             self._file.close()
+            self._lock.release()
 
 
-def _lock(file: Any, folder: Path) -> None:
-    """Keep a second process out of the folder; the lock goes with the process, also when it is killed."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise InputError(f"another process is training in {folder}; wait for it, or name another folder") from error
+class EventLog:
+    """Write the numbers of the records as TensorBoard events; write nothing without a folder.
+
+    Args:
+        folder: the folder of the run, or None.
+        step: the step from which the run is resumed; TensorBoard drops what was written after it.
+    """
+
+    def __init__(self, folder: Path | None, step: int) -> None:
+        self._writer: Any = None
+        if folder is None:
+            return
+        from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
+
+        self._writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1)
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write every number of the records."""
+        if self._writer is None:
+            return
+        for record in records:
+            for name, value in _numbers(record):
+                self._writer.add_scalar(f"seed-{record['seed']}/{name}", value, record["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the writer."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _numbers(record: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{inner}", number) for inner, number in value.items())
+        elif name not in ("kind", "step", "seed"):
+            yield name, value

@@ -1,108 +1,258 @@
-"""The settings of one training run; the protocol's are the paper's. No JAX here: the command line's help reads this."""
+"""Define the settings of a training run and read and write them in its folder.
+
+The command line, the Python interface, the run's folder and its checkpoints all use the one class `TrainSettings`. This
+module does not import JAX, so that ``--help``, the report and the checks of the arguments need not wait for it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Annotated, Literal
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-import tyro
+import msgspec
 
 from doublecv import estimators
 from doublecv.distributions import Bernoulli, Categorical
-from doublecv.estimators import RStar
+from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.files import write_atomically
+from doublecv.lab.common.options import SEED, Option, check_options
+from doublecv.lab.common.records import read_fields, seal_document
+
+FILE = "settings.json"
 
 LEARNING_RATES = {"bernoulli": 1e-3, "gaussian": 1e-4}
-"""The paper's: 0.001 for binarised data, 0.0001 for continuous data."""
+"""Adam's rates in the paper: 0.001 for binarised data and 0.0001 for continuous data."""
+
+COEFFICIENT_LEARNING_RATE = 1e-3
+"""Adam's rate for an estimator's coefficients in the paper."""
+
+LARGEST = 2**31 - 1
+"""The largest step number and seed: the compiled program counts in 32-bit integers."""
+
+COUNT = Option(minimum=1, maximum=LARGEST)
+ESTIMATORS = Option(metavar="NAME", names=estimators.names, what="estimator", unique=True)
+
+EXECUTION = ("devices", "coordinator", "processes", "process", "data_dir", "out", "resume", "tensorboard")
+"""Fields that say where and how a run is executed. All others determine its numbers."""
+
+_NAMES_OF_0_1 = {"data": "dataset", "model": "network"}
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Train a variational autoencoder with discrete latents."""
+    """Train a variational autoencoder with discrete latent variables, with any estimator.
 
-    data: Literal["digits", "mnist", "fashion-mnist", "omniglot"] = "digits"
-    """The images."""
+    The experiment is that of Titsias and Shi (2022), section 5.2. A run that was interrupted, even by kill -9, is
+    resumed with --resume DIR and ends with the same bytes. A finished run is extended with --resume DIR --steps MORE.
+
+    Example: doublecv train --dataset fashion-mnist --estimator quadratic-double-cv --samples 2 --out runs/quadratic
+    """
+
+    dataset: Literal["digits", "mnist", "fashion-mnist", "omniglot"] = "digits"
+    """The images. "omniglot" is Omniglot 28x28."""
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
-    """Bernoulli on images binarised anew at every visit, or Gaussian on values in [-1, 1]."""
-    model: Literal["nonlinear", "linear"] = "nonlinear"
-    """Two hidden layers of 200 LeakyReLU on both sides, or one dense layer on each."""
+    """Bernoulli on images that are binarised afresh at every visit, or Gaussian on values in [-1, 1]."""
+    network: Literal["nonlinear", "linear"] = "nonlinear"
+    """Two hidden layers of 200 LeakyReLU units on both sides, or one dense layer on each side."""
     latent: Literal["bernoulli", "categorical"] = "bernoulli"
     """The family of the latent variables."""
-    latents: int = 200
+    latents: Annotated[int, COUNT] = 200
     """D, the number of latent variables."""
-    categories: int = 10
-    """The categories of each, for categorical latents."""
+    categories: Annotated[int, Option(minimum=2, maximum=LARGEST)] = 10
+    """The number of categories per variable, for --latent categorical."""
     kl: Literal["sampled", "analytic"] = "sampled"
-    """log q inside f, as in the paper, or the Kullback-Leibler term in closed form, outside f."""
-    estimator: str = "double-cv"
-    """The name of a registered estimator; an unknown name gets the list of all."""
-    samples: int = 2
-    """K, the number of samples of one estimate."""
-    steps: int = 10_000
-    """Steps of the optimiser (the paper: 1,000,000)."""
-    batch: int = 100
-    """Images a step."""
-    learning_rate: float | None = None
-    """Adam's learning rate; without it 0.001 for Bernoulli and 0.0001 for Gaussian likelihoods."""
-    coefficient_learning_rate: float = 1e-3
-    """Adam's learning rate for the estimator's coefficients, such as alpha."""
-    seed: int = 1
+    """Put log q into f, as in the paper, or compute the Kullback-Leibler term in closed form outside f."""
+    estimator: Annotated[str, ESTIMATORS] = "double-cv"
+    """The name of a registered estimator."""
+    samples: Annotated[int, COUNT] = 2
+    """K, the number of samples per estimate."""
+    decoder_samples: Literal["shared", "independent"] = "shared"
+    """Train the decoder on the samples of the estimator, or on K independent ones as in the paper's DisARM and ARMS."""
+    steps: Annotated[int, COUNT] = 10_000
+    """The number of optimisation steps (the paper: 1,000,000)."""
+    batch: Annotated[int, COUNT] = 100
+    """The number of images per step."""
+    learning_rate: Annotated[float | None, Option(metavar="RATE", positive=True)] = None
+    """Adam's learning rate; if not given, 0.001 for Bernoulli and 0.0001 for Gaussian likelihoods."""
+    coefficient_learning_rate: Annotated[float | None, Option(metavar="RATE", positive=True)] = None
+    """Adam's rate for the estimator's coefficients; if not given, 0.001, and for REBAR and RELAX the model's own."""
+    seed: Annotated[int, SEED] = 1
     """The seed, or the first of several."""
-    record_every: int = 200
-    """Steps that run as one compiled program; after each such chunk come metrics and the progress bar."""
-    evaluate_every: int = 5000
-    """Steps from one ELBO over the whole training and validation sets to the next."""
-    checkpoint_every: int = 2000
-    """Steps from one checkpoint to the next."""
-    compare_variance: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    seeds: Annotated[int, COUNT] = 1
+    """The number of seeds, counted from --seed."""
+    parallel_seeds: bool = False
+    """Run the seeds as one program, for accelerators, and not one after the other."""
+    record_every: Annotated[int, COUNT] = 200
+    """The number of steps that run as one compiled program; metrics are recorded after each."""
+    evaluate_every: Annotated[int, COUNT] = 5000
+    """The number of steps between two evaluations of the ELBO over the training and validation sets."""
+    checkpoint_every: Annotated[int, COUNT] = 2000
+    """The number of steps between two checkpoints."""
+    compare_variance: Annotated[tuple[str, ...], ESTIMATORS] = ()
     """Estimators whose variances are measured at every evaluation, at the same parameters and on the same batch."""
-    compare_draws: int = 200
-    """Fresh estimates from which each of these variances is computed."""
-    bound_samples: int = 100
-    """Samples of the multi-sample bound on the test set at the end."""
+    compare_draws: Annotated[int, Option(minimum=2, maximum=LARGEST)] = 200
+    """The number of estimates from which each of these variances is computed."""
+    bound_samples: Annotated[int, COUNT] = 100
+    """The number of samples of the multi-sample bound on the test set at the end."""
+    devices: Annotated[int, COUNT] = 1
+    """The number of devices that share each batch (virtual ones on a CPU); sums then differ in their last bits."""
+    coordinator: Annotated[str | None, Option(metavar="HOST:PORT")] = None
+    """The address of process 0, for --processes on one or several hosts; all must see the same folder."""
+    processes: Annotated[int, COUNT] = 1
+    """The number of processes that train together, each started with this command and its own --process."""
+    process: Annotated[int, Option(minimum=0, maximum=LARGEST)] = 0
+    """The index of this process; process 0 writes and prints."""
+    data_dir: Annotated[Path | None, Option(metavar="DIR")] = None
+    """The folder of the data; if not given, $DOUBLECV_DATA, or a download into the user's cache."""
+    out: Annotated[Path | None, Option(metavar="DIR")] = None
+    """A new folder for the run; if not given, one in runs/ named after the settings."""
+    resume: Annotated[Path | None, Option(metavar="DIR")] = None
+    """Resume the run in this folder, with its settings; only --steps may be changed, to a larger number."""
+    tensorboard: bool = False
+    """Also write TensorBoard events."""
 
     @property
     def rate(self) -> float:
-        """The learning rate that holds."""
+        """The learning rate of the model."""
         return LEARNING_RATES[self.likelihood] if self.learning_rate is None else self.learning_rate
 
+    @property
+    def coefficient_rate(self) -> float:
+        """The learning rate of the estimator's coefficients.
+
+        The relaxed control variates use the model's rate, as in the program of Titsias and Shi (2022).
+        """
+        if self.coefficient_learning_rate is not None:
+            return self.coefficient_learning_rate
+        relaxed = estimators.make(self.estimator, self.samples).relaxed_points
+        return self.rate if relaxed else COEFFICIENT_LEARNING_RATE
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """All seeds of the run."""
+        return tuple(range(self.seed, self.seed + self.seeds))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a new run."""
+        if self.out is not None:
+            return self.out
+        parts = [self.dataset, self.likelihood, self.network, self.estimator, f"k{self.samples}", f"seed{self.seed}"]
+        if self.latent != "bernoulli":
+            parts.insert(3, f"{self.latent}{self.categories}")
+        return Path("runs") / "-".join(parts)
+
+    def of_seed(self, seed: int) -> TrainSettings:
+        """Return the settings of one of the seeds."""
+        return replace(self, seed=seed, seeds=1, parallel_seeds=False)
+
+    def defaults(self) -> TrainSettings | None:
+        """Return the settings that replace the defaults of options that were not given: those of the resumed run."""
+        if self.resume is None:
+            return None
+        held = replace(read(self.resume), devices=self.devices)
+        return held if self.data_dir is None else replace(held, data_dir=self.data_dir)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings that determine the numbers of the run, as they are read back from a JSON file."""
+        described = {name: value for name, value in asdict(self).items() if name not in EXECUTION}
+        plain: dict[str, Any] = json.loads(json.dumps(described))
+        return plain
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> TrainSettings:
+        """Return the settings that `as_json` described, or raise an `InputError` that names the field.
+
+        The names that version 0.1 wrote, `data` and `model`, are understood.
+        """
+        renamed = {_NAMES_OF_0_1.get(name, name): value for name, value in given.items()}
+        if unknown := sorted(renamed.keys() - {field.name for field in fields(cls)}):
+            raise InputError(f"this version has no settings named {', '.join(unknown)}")
+        try:
+            settings = msgspec.convert(renamed, cls, dec_hook=lambda kind, value: kind(value))
+        except msgspec.ValidationError as error:
+            raise InputError(str(error)) from error
+        settings.check()
+        return settings
+
     def check(self) -> None:
-        """Raise an `InputError` where a setting cannot work."""
-        least = {"latents": 1, "categories": 2, "steps": 1, "batch": 1, "record_every": 1, "evaluate_every": 1}
-        least |= {"checkpoint_every": 1, "compare_draws": 2, "bound_samples": 1, "seed": 0}
-        for field, bound in least.items():
-            if (value := getattr(self, field)) < bound:
-                raise InputError(f"{_flag(field)} must be at least {bound}, got {value}")
-        for field in ("rate", "coefficient_learning_rate"):
-            if not 0 < (value := getattr(self, field)) < float("inf"):
-                flag = "--learning-rate" if field == "rate" else _flag(field)
-                raise InputError(f"{flag} must be a positive number, got {value}")
+        """Raise an `InputError` if a setting cannot work."""
+        check_options(self)
+        if self.seed + self.seeds - 1 > LARGEST:
+            raise InputError(f"--seed plus --seeds must be at most {LARGEST + 1}, got {self.seed} and {self.seeds}")
+        self._check_processes()
         self._check_estimator("--estimator", self.estimator)
         for name in self.compare_variance:
             self._check_estimator("--compare-variance", name)
-            if self.compare_variance.count(name) > 1:
-                raise InputError(f"--compare-variance must name each estimator once, got {name!r} more than once")
+
+    def _check_processes(self) -> None:
+        if self.process >= self.processes:
+            raise InputError(f"--process must be less than --processes {self.processes}, got {self.process}")
+        if self.processes > 1 and self.coordinator is None:
+            raise InputError(f"--processes {self.processes} needs --coordinator HOST:PORT, the address of process 0")
+        if self.coordinator is not None:
+            host, _, port = self.coordinator.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise InputError(
+                    f"--coordinator must be HOST:PORT, the address of process 0, got {self.coordinator!r}; "
+                    "for example --coordinator localhost:1234"
+                )
+        if self.batch % (shares := self.devices * self.processes):
+            each = "" if self.processes == 1 else f", --devices {self.devices} in each of {self.processes} processes"
+            raise InputError(f"--batch must be a multiple of {shares}, the number of devices{each}; got {self.batch}")
 
     def _check_estimator(self, flag: str, name: str) -> None:
-        if name not in estimators.names():
-            close = get_close_matches(name, estimators.names(), n=1)
-            raise InputError(
-                f"{flag} must be one of {', '.join(estimators.names())}; got {name!r}"
-                + (f", did you mean {close[0]!r}?" if close else "")
-            )
         try:
             estimator = estimators.make(name, samples=self.samples)
         except (ValueError, TypeError) as error:
             raise InputError(f"--samples {self.samples} does not fit {flag} {name}: {error}") from error
-        if isinstance(estimator, RStar):
-            raise InputError(f"{flag} r-star needs the exact mean of f, which is not known here; rloo estimates it")
+        if name == "r-star":
+            raise InputError(f"{flag} r-star needs the exact mean of f, which is unknown here; rloo estimates it")
         family = Categorical if self.latent == "categorical" else Bernoulli
         if family not in estimator.families:
-            raise InputError(
-                f"{flag} {name} is for binary latents alone; for --latent categorical take rloo or double-cv"
-            )
+            raise InputError(f"{flag} {name} needs binary latents; for --latent categorical use rloo or double-cv")
 
 
-def _flag(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
+def write(folder: Path, settings: TrainSettings) -> None:
+    """Claim a new or empty folder and write the settings into it."""
+    with suppress(NotADirectoryError):
+        (folder / f".{FILE}-partial").unlink(missing_ok=True)
+    run_folder.claim(folder, settings.as_json())
+    rewrite(folder, settings)
+
+
+def rewrite(folder: Path, settings: TrainSettings) -> None:
+    """Write the settings into a folder that already belongs to the run."""
+    data_dir = None if settings.data_dir is None else str(settings.data_dir)
+    described = settings.as_json() | {"data_dir": data_dir, "tensorboard": settings.tensorboard}
+    write_atomically(folder / FILE, seal_document(described))
+
+
+def read(folder: Path) -> TrainSettings:
+    """Return the settings of the run in a folder, or raise an `InputError`."""
+    path = folder / FILE
+    try:
+        return TrainSettings.from_json(read_fields(path))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"{folder} holds no training run: there is no {path}; start one with --out") from error
+    except InputError as error:
+        raise InputError(f"{path} cannot be read ({error}); start again with --out and a new folder") from error
+
+
+def is_started(folder: Path) -> bool:
+    """Return whether the folder holds a training run, finished or not."""
+    return (folder / FILE).is_file()
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the folder holds a complete run: its last file is there and can be read."""
+    try:
+        read_fields(folder / run_folder.CONFIG)
+    except (OSError, InputError):
+        return False
+    return True

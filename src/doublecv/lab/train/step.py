@@ -30,7 +30,7 @@ from doublecv.lab.train.optimizers import Adam, CoefficientOptimiser, Moments
 from doublecv.lab.train.random_bits import GENERATOR
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.vae.batches import observe, order_of_epoch
-from doublecv.lab.vae.model import VAE
+from doublecv.lab.vae.model import HIDDEN, VAE
 from doublecv.lab.vae.objective import elbo
 from doublecv.lab.vae.relax_network import RelaxNetwork, relax_with_input
 
@@ -128,7 +128,7 @@ def make_step(
 def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Array, ""] | int) -> State:
     """The state before step 0."""
     key = jax.random.key(seed, impl=GENERATOR)
-    model = VAE(settings, pixels, jax.random.fold_in(key, MODEL))
+    model = make_model(settings, pixels, jax.random.fold_in(key, MODEL))
     logits = model.encoder.outputs
     coefficients = start_coefficients(settings, model, jax.random.fold_in(key, NETWORK))
     return State(
@@ -139,6 +139,18 @@ def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Arr
         variance_tracker.start(model.encoder, logits),
         order_of_epoch(jax.random.fold_in(key, ORDER), 0, images),
         jax.random.key_data(key),
+    )
+
+
+def make_model(settings: TrainSettings, pixels: int, key: PRNGKeyArray) -> VAE:
+    """Return the autoencoder before training."""
+    return VAE(
+        pixels,
+        settings.latents,
+        key,
+        categories=settings.categories if settings.latent == "categorical" else None,
+        hidden=HIDDEN if settings.network == "nonlinear" else (),
+        likelihood=settings.likelihood,
     )
 
 
@@ -185,7 +197,7 @@ def coefficient_optimiser(settings: TrainSettings) -> CoefficientOptimiser:
     """Adam with a longer memory for the relaxed control variates, whose coefficients' gradient is the noisiest."""
     estimator = make(settings.estimator, settings.samples)
     first_decay = 0.999 if estimator.relaxed_points else 0.9
-    return CoefficientOptimiser(Adam(settings.coefficient_learning_rate, first_decay), estimator.averaged)
+    return CoefficientOptimiser(Adam(settings.coefficient_rate, first_decay), estimator.averaged)
 
 
 def _chunk(

@@ -1,4 +1,4 @@
-"""The paper's variational autoencoder with discrete latents, linear or nonlinear, in one screen."""
+"""Define the variational autoencoder of the paper, with discrete latents, linear or nonlinear."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from doublecv.lab.vae.likelihoods import bernoulli_log_likelihood, gaussian_log_
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray
 
-    from doublecv.lab.train.settings import TrainSettings
-
 HIDDEN = (200, 200)
-"""The units of the hidden layers of the nonlinear model, on both sides."""
+"""The widths of the hidden layers of the nonlinear network, on both sides."""
 
 NEGATIVE_SLOPE = 0.3
 """The slope of LeakyReLU below 0."""
 
 RAW_VARIANCE = -0.5
-"""Where a pixel's variance starts, before softplus."""
+"""The start of a pixel's variance, before softplus."""
 
 LEAST_VARIANCE = 0.001
 """The floor of a pixel's variance."""
 
 
 class Dense(eqx.Module):
-    """x -> x W + b, with Glorot uniform W and b = 0 at first (Glorot and Bengio, 2010)."""
+    r"""Map x to :math:`x W + b`; W starts Glorot uniform (Glorot and Bengio, 2010) and b at 0."""
 
     weight: Float[Array, "inputs outputs"]
     bias: Float[Array, "outputs"]
@@ -42,12 +40,12 @@ class Dense(eqx.Module):
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
-        """The layer at every x."""
+        """Return the outputs at every x."""
         return x @ self.weight + self.bias
 
 
 class Network(eqx.Module):
-    """Dense layers with LeakyReLU(0.3) between them."""
+    """Stack dense layers with LeakyReLU(0.3) between them."""
 
     layers: tuple[Dense, ...]
 
@@ -59,36 +57,47 @@ class Network(eqx.Module):
 
     @property
     def inputs(self) -> int:
-        """The number of coordinates that it reads."""
+        """The number of inputs."""
         return self.layers[0].weight.shape[0]
 
     @property
     def outputs(self) -> int:
-        """The number of coordinates that it returns."""
+        """The number of outputs."""
         return self.layers[-1].weight.shape[1]
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
-        """The network at every x."""
-        # One axis of points: the compiler would transpose what a weight's gradient sums over two axes. But an axis
-        # that is split over devices would be gathered before it is joined with another.
+        """Return the outputs at every x."""
+        # With one axis of points the compiler needs no transposition for the gradient of a weight. An axis that is
+        # split over devices must stay separate, because merging it with another would gather it first.
         points = x if is_split() else x.reshape(-1, x.shape[-1])
         return self.layers[-1](self.hidden(points)).reshape(*x.shape[:-1], -1)
 
     def hidden(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch hidden"]:
-        """What the last layer reads: the last hidden layer or, where there is none, x."""
+        """Return the last hidden layer, or x if there is none."""
         for layer in self.layers[:-1]:
             x = jax.nn.leaky_relu(layer(x), NEGATIVE_SLOPE)
         return x
 
 
 class VAE(eqx.Module):
-    """q(x | y) from the encoder, p(y | x) from the decoder, and the uniform prior p(x) (Titsias and Shi, 2022, 5.2).
+    r"""Hold q(x | y), p(y | x) and the uniform prior p(x) of Titsias and Shi (2022, section 5.2).
+
+    The Gaussian likelihood has one learned variance per pixel,
+    :math:`v_i = \max(\mathrm{softplus}(r_i), 0.001)`, with :math:`r_i` starting at -0.5.
+
+    Args:
+        pixels: the number of pixels.
+        latents: the number of latent variables.
+        key: a random key.
+        categories: the number of categories of a latent variable; None for binary ones.
+        hidden: the widths of the hidden layers of the encoder and of the decoder; () for the linear network.
+        likelihood: "bernoulli" or "gaussian".
 
     Attributes:
-        encoder: from y to the logits of q.
-        decoder: from x to the pixels' logits, or to their means.
-        raw_variance: for the Gaussian likelihood, one number a pixel; its variance is softplus of it plus the floor.
-        categories: the categories of a latent variable; None for binary ones.
+        encoder: the network from y to the logits of q.
+        decoder: the network from x to the logits of the pixels, or to their means.
+        raw_variance: r, for the Gaussian likelihood; otherwise None.
+        categories: the number of categories of a latent variable; None for binary ones.
     """
 
     encoder: Network
@@ -96,30 +105,43 @@ class VAE(eqx.Module):
     raw_variance: Float[Array, "pixels"] | None
     categories: int | None = eqx.field(static=True)
 
-    def __init__(self, settings: TrainSettings, pixels: int, key: PRNGKeyArray) -> None:
+    def __init__(
+        self,
+        pixels: int,
+        latents: int,
+        key: PRNGKeyArray,
+        *,
+        categories: int | None = None,
+        hidden: tuple[int, ...] = HIDDEN,
+        likelihood: str = "bernoulli",
+    ) -> None:
         encoder_key, decoder_key = jax.random.split(key)
-        self.categories = settings.categories if settings.latent == "categorical" else None
-        latents = settings.latents * (self.categories or 1)
-        hidden = HIDDEN if settings.model == "nonlinear" else ()
-        self.encoder = Network((pixels, *hidden, latents), encoder_key)
-        self.decoder = Network((latents, *hidden, pixels), decoder_key)
-        self.raw_variance = jnp.full(pixels, RAW_VARIANCE) if settings.likelihood == "gaussian" else None
+        self.categories = categories
+        coordinates = latents * (categories or 1)
+        self.encoder = Network((pixels, *hidden, coordinates), encoder_key)
+        self.decoder = Network((coordinates, *hidden, pixels), decoder_key)
+        self.raw_variance = jnp.full(pixels, RAW_VARIANCE) if likelihood == "gaussian" else None
+
+    @property
+    def likelihood(self) -> str:
+        """The likelihood of the pixels, "bernoulli" or "gaussian"."""
+        return "bernoulli" if self.raw_variance is None else "gaussian"
 
     def posterior(self, logits: Float[Array, "*batch logits"]) -> Distribution:
-        """q(x | y), from the encoder's output at y."""
+        """Return q(x | y) from the output of the encoder at y."""
         if self.categories is None:
             return Bernoulli(logits=logits)
         return Categorical(logits=logits.reshape(*logits.shape[:-1], -1, self.categories))
 
     def decode(self, x: Float[Array, "*points"]) -> Float[Array, "*samples pixels"]:
-        """The pixels' logits or means, from binary or from one-hot latents."""
+        """Return the logits or means of the pixels, from binary or one-hot latents."""
         return self.decoder(x if self.categories is None else x.reshape(*x.shape[:-2], -1))
 
     def log_likelihood(
         self, y: Float[Array, "*batch pixels"], x: Float[Array, "K *logits"]
     ) -> Float[Array, "K *batch"]:
-        """log p(y | x)."""
+        """Return log p(y | x)."""
         if self.raw_variance is None:
             return bernoulli_log_likelihood(self.decode(x), y)
-        variance = jax.nn.softplus(self.raw_variance) + LEAST_VARIANCE
+        variance = jnp.maximum(jax.nn.softplus(self.raw_variance), LEAST_VARIANCE)
         return gaussian_log_likelihood(self.decode(x), variance, y)

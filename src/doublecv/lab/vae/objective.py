@@ -1,24 +1,37 @@
-"""The evidence lower bound as the f of `expect`, and the part of it that has a closed form."""
+"""Define the evidence lower bound (ELBO) as the f of an expectation, and compute bounds over a set of images."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import log, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from doublecv.distributions import Distribution
 from doublecv.jax import Function
+from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, Float, PRNGKeyArray, UInt8
+
+POINTS = 2000
+"""The number of points that are decoded at once, samples times images."""
+
+BLOCK = 1000
+"""The approximate number of images per call of the compiled program."""
 
 
 class Objective(NamedTuple):
-    """ELBO = E_q f + outside.
+    r"""Split the ELBO into :math:`\mathrm{ELBO} = E_q f + \mathrm{outside}`.
 
     Attributes:
-        f: what is averaged over samples of q.
-        outside: what is not, for every batch element; 0 where there is no such part.
+        f: the function whose expectation under q is estimated.
+        outside: the part that has a closed form, per batch element; 0 if there is no such part.
     """
 
     f: Function
@@ -26,10 +39,10 @@ class Objective(NamedTuple):
 
 
 def elbo(model: VAE, y: Float[Array, "*batch pixels"], q: Distribution, kl: str) -> Objective:
-    """The ELBO of y with q(x | y).
+    r"""Return the ELBO of y with q(x | y).
 
-    kl="sampled", as in the paper:  f(x) = log p(y | x) + log p(x) - log q(x | y), with q held constant
-    kl="analytic":                  f(x) = log p(y | x), and -KL(q | p) outside
+    With kl="sampled", as in the paper, :math:`f(x) = \log p(y | x) + \log p(x) - \log q(x | y)` with q held constant
+    inside f. With kl="analytic", :math:`f(x) = \log p(y | x)` and :math:`-KL(q \| p)` is outside.
     """
     if kl == "analytic":
         return Objective(lambda x: model.log_likelihood(y, x), q.entropy() + log_prior(q))
@@ -37,11 +50,71 @@ def elbo(model: VAE, y: Float[Array, "*batch pixels"], q: Distribution, kl: str)
 
 
 def log_weight(model: VAE, y: Any, q: Distribution, x: Float[Array, "K *logits"]) -> Float[Array, "K *batch"]:
-    """log p(y | x) + log p(x) - log q(x | y)."""
+    r"""Return :math:`\log p(y | x) + \log p(x) - \log q(x | y)`."""
     weight: Array = model.log_likelihood(y, x) - q.log_prob(x) + log_prior(q)
     return weight
 
 
 def log_prior(q: Distribution) -> float:
-    """log p(x) of the uniform prior over the values that q's variables can take."""
+    """Return log p(x) of the uniform prior over the values of q's variables."""
     return -prod(q.event_shape[:1]) * log(q.variable_values().shape[0])
+
+
+class Bounds(NamedTuple):
+    r"""Hold means over a set of images, in nats per image.
+
+    Attributes:
+        elbo: :math:`E_q[\log p(y, x) - \log q(x | y)]`, from S samples per image.
+        multi_sample: :math:`E[\log \frac{1}{S} \sum_s p(y, x_s) / q(x_s | y)]` (Burda, Grosse and Salakhutdinov, 2016).
+    """
+
+    elbo: float
+    multi_sample: float
+
+
+def bounds(
+    model: VAE,
+    images: UInt8[np.ndarray, "images pixels"],
+    kl: str,
+    key: PRNGKeyArray,
+    samples: int,
+    between_blocks: Callable[[], None] = lambda: None,
+) -> Bounds:
+    """Estimate both bounds over a set of images, with `samples` independent samples per image.
+
+    Images are processed in blocks, so that memory does not grow with the set. Binarised data are drawn once per image.
+    `between_blocks` may raise an exception to stop early.
+    """
+    group = max(1, POINTS // samples)
+    block = group * max(1, BLOCK // group)
+    sums = np.zeros(2)
+    for number, start in enumerate(range(0, len(images), block)):
+        part = images[start : start + block]
+        padded = np.concatenate([part, np.zeros((block - len(part), part.shape[1]), part.dtype)])
+        values = _block(kl, samples, group, model, padded, jax.random.fold_in(key, number))
+        between_blocks()
+        sums += np.asarray(values, dtype=float)[:, : len(part)].sum(axis=1)
+    return Bounds(*(sums / len(images)).tolist())
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _block(
+    kl: str, samples: int, group: int, model: VAE, images: UInt8[Array, "block pixels"], key: Any
+) -> Float[Array, "2 block"]:
+    def of_group(part: Any) -> Any:
+        pixels, key = part
+        observe_key, draw_key = jax.random.split(key)
+        y = observe(observe_key, pixels, model.likelihood)
+        q = model.posterior(model.encoder(y))
+        x = q.sample(jax.random.uniform(draw_key, (samples, *q.noise_shape)))
+        log_likelihood = model.log_likelihood(y, x)
+        log_weights = log_likelihood - q.log_prob(x) + log_prior(q)
+        if kl == "analytic":
+            elbo = jnp.mean(log_likelihood, axis=0) + q.entropy() + log_prior(q)
+        else:
+            elbo = jnp.mean(log_weights, axis=0)
+        return jnp.stack([elbo, jax.nn.logsumexp(log_weights, axis=0) - jnp.log(samples)])
+
+    groups = images.shape[0] // group
+    values = jax.lax.map(of_group, (images.reshape(groups, group, -1), jax.random.split(key, groups)))
+    return jnp.moveaxis(values, 1, 0).reshape(2, -1)

@@ -1,4 +1,4 @@
-"""A grid of images at the end of a run: data, their reconstructions, and samples of the model."""
+"""Write a grid of images at the end of a run: data, their reconstructions, and samples of the model."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 COLUMNS = 10
 ROWS_OF_SAMPLES = 4
 ENLARGED = 4
-"""Pixels of the picture for one of an image."""
+"""The width in the picture of one pixel of an image."""
 
 
-def write_pictures(path: Path, model: VAE, dataset: Dataset, likelihood: str, key: PRNGKeyArray) -> None:
-    """A PNG with test images, below each its reconstruction, and below these samples from the prior."""
+def write_pictures(path: Path, model: VAE, dataset: Dataset, key: PRNGKeyArray) -> None:
+    """Write a PNG with test images, below each its reconstruction, and below these samples from the prior."""
     from matplotlib.image import imsave
 
     observe_key, posterior_key, prior_key = jax.random.split(key, 3)
-    y = observe(observe_key, jnp.asarray(dataset.test[:COLUMNS]), likelihood)
+    y = observe(observe_key, jnp.asarray(dataset.test[:COLUMNS]), model.likelihood)
     q = model.posterior(model.encoder(y))
-    reconstructions = _pixels(model, q.sample(jax.random.uniform(posterior_key, q.noise_shape)), likelihood)
+    reconstructions = _pixels(model, q.sample(jax.random.uniform(posterior_key, q.noise_shape)))
     prior = type(q)(logits=jnp.zeros((ROWS_OF_SAMPLES * COLUMNS, *q.event_shape)))
-    samples = _pixels(model, prior.sample(jax.random.uniform(prior_key, prior.noise_shape)), likelihood)
-    shown = (np.asarray(y) + 1) / 2 if likelihood == "gaussian" else np.asarray(y)
+    samples = _pixels(model, prior.sample(jax.random.uniform(prior_key, prior.noise_shape)))
+    shown = (np.asarray(y) + 1) / 2 if model.likelihood == "gaussian" else np.asarray(y)
     grid = _grid(np.concatenate([shown, reconstructions, samples]), dataset.height, dataset.width)
     imsave(path, grid, cmap="gray", vmin=0, vmax=1)
 
 
-def _pixels(model: VAE, x: Any, likelihood: str) -> Float[np.ndarray, "images pixels"]:
-    """The mean of p(y | x), between 0 and 1."""
+def _pixels(model: VAE, x: Any) -> Float[np.ndarray, "images pixels"]:
+    """Return the mean of p(y | x), scaled to [0, 1]."""
     output = model.decode(x)
-    mean = (output + 1) / 2 if likelihood == "gaussian" else jax.nn.sigmoid(output)
+    mean = (output + 1) / 2 if model.likelihood == "gaussian" else jax.nn.sigmoid(output)
     pixels: np.ndarray = np.clip(np.asarray(mean), 0, 1)
     return pixels
 

@@ -1,87 +1,126 @@
-"""`doublecv variance`: measure, print as it comes, and write the tables."""
+"""Run `doublecv variance`: measure, print each result at once, and write the numbers and the tables."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
+import msgspec
 
 from doublecv import estimators
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.train.checkpoint import write_atomically
-from doublecv.lab.variance.arguments import VarianceArguments
-from doublecv.lab.variance.at_checkpoint import Measurement, measurable, measure
+from doublecv.lab.common.files import locked, write_atomically
+from doublecv.lab.common.options import Option, check_options
+
+if TYPE_CHECKING:
+    from doublecv.lab.variance.measure import Measurement
+
+NUMBERS, TABLES = "variance.json", "variance.md"
+
+NEEDS_EXACT_MEAN = "r-star"
+"""The estimator that cannot be measured, because it needs the exact mean of f."""
 
 
-def main(arguments: VarianceArguments) -> None:
-    """Measure all runs, writing what there is after each measurement; what the folder holds already is kept."""
-    names = arguments.estimators or measurable()
-    if unknown := [name for name in names if name not in measurable()]:
-        raise InputError(f"--estimators must be among {', '.join(measurable())}; got {', '.join(unknown)}")
-    if not arguments.runs:
-        raise InputError("RUN must name at least one folder of a training run, got none")
-    for flag, value, least in (("--draws", arguments.draws, 2), ("--fit-steps", arguments.fit_steps, 0)):
-        if value < least:
-            raise InputError(f"{flag} must be at least {least}, got {value}")
-    if not arguments.samples or min(arguments.samples) < 2:
-        raise InputError(f"--samples must be numbers of at least 2, RLOO's least, got {arguments.samples}")
-    found = measured_before(arguments)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+def measurable() -> tuple[str, ...]:
+    """Return the names of the estimators that can be measured."""
+    return tuple(name for name in estimators.names() if name != NEEDS_EXACT_MEAN)
+
+
+@dataclass(frozen=True)
+class VarianceSettings:
+    """Measure the variance of estimators at the parameters of trained models.
+
+    Example: doublecv variance runs/double-cv --samples 2 4 --out variance
+    """
+
+    runs: Annotated[tuple[Path, ...], Option(metavar="RUN", positional=True)]
+    """Folders of training runs; the newest checkpoint of each is used."""
+    out: Annotated[Path, Option(metavar="DIR")]
+    """The folder for the numbers (variance.json) and the tables (variance.md); earlier measurements in it are kept."""
+    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=measurable, what="estimator")] = ()
+    """Names of registered estimators; if none is given, all except r-star."""
+    samples: Annotated[tuple[int, ...], Option(minimum=2, maximum=1000)] = (2, 3, 4)
+    """The numbers of samples K."""
+    draws: Annotated[int, Option(minimum=2, maximum=1_000_000)] = 256
+    """The number of estimates per variance, and as many for the best linear coefficients."""
+    fit_steps: Annotated[int, Option(minimum=0, maximum=2**31 - 1)] = 2000
+    """The number of steps in which other coefficients are learned on the frozen model."""
+    data_dir: Annotated[Path | None, Option(metavar="DIR")] = None
+    """The folder to search for the data first."""
+
+    def check(self) -> None:
+        """Raise an `InputError` if a setting cannot work."""
+        check_options(self)
+        if not self.samples:
+            raise InputError("--samples needs at least one value")
+
+
+def main(settings: VarianceSettings) -> None:
+    """Measure all runs and write the results after each measurement."""
+    settings.check()
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with locked(settings.out):
+        _measure(settings)
+
+
+def _measure(settings: VarianceSettings) -> None:
+    from rich.console import Console
+
+    from doublecv.lab.variance.measure import measure
+
+    found = earlier_measurements(settings)
+    names = settings.estimators or measurable()
     console = Console()
-    for run in arguments.runs:
+    for run in settings.runs:
         before = [one for one in found if one.run == str(run.resolve())]
-        for one in measure(
-            run, names, arguments.samples, arguments.draws, arguments.fit_steps, arguments.data_dir, before
-        ):
+        for one in measure(run, names, settings.samples, settings.draws, settings.fit_steps, settings.data_dir, before):
             console.print(
-                f"{one.data} {one.likelihood} {one.steps:>6} steps  K={one.samples}  {one.estimator:<30} "
+                f"{one.dataset} {one.likelihood} {one.steps:>6} steps  K={one.samples}  {one.estimator:<30} "
                 f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x RLOO",
                 highlight=False,
                 soft_wrap=True,
             )
             if one not in found:
                 found.append(one)
-                write(arguments, found)
-    console.print(f"written to {arguments.out}")
+                _write(settings, found)
+    console.print(f"written to {settings.out}", highlight=False, soft_wrap=True, markup=False)
 
 
-def write(arguments: VarianceArguments, found: Sequence[Measurement]) -> None:
-    """The numbers and the tables of all that was measured."""
-    numbers = {"draws": arguments.draws, "fit_steps": arguments.fit_steps, "measured": [one.as_json() for one in found]}
-    write_atomically(arguments.out / "variance.json", (json.dumps(numbers, indent=1) + "\n").encode())
-    write_atomically(arguments.out / "variance.md", tables(found).encode())
+def _write(settings: VarianceSettings, found: Sequence[Measurement]) -> None:
+    numbers = {"draws": settings.draws, "fit_steps": settings.fit_steps, "measured": [one.as_json() for one in found]}
+    write_atomically(settings.out / NUMBERS, (json.dumps(numbers, indent=1) + "\n").encode())
+    write_atomically(settings.out / TABLES, tables(found).encode())
 
 
-def measured_before(arguments: VarianceArguments) -> list[Measurement]:
-    """What an earlier command left in the folder, if its numbers can stand beside the new ones."""
-    path = arguments.out / "variance.json"
+def earlier_measurements(settings: VarianceSettings) -> list[Measurement]:
+    """Return what an earlier command wrote into the folder, or raise an `InputError` if it is not comparable."""
+    from doublecv.lab.variance.measure import Measurement
+
+    path = settings.out / NUMBERS
     if not path.exists():
         return []
     try:
-        numbers = json.loads(path.read_text())
-        found = [Measurement.from_json(one) for one in numbers["measured"]]
-        settings = {key: numbers[key] for key in ("draws", "fit_steps")}
+        numbers = json.loads(path.read_bytes())
+        found = [msgspec.convert(one, Measurement) for one in numbers["measured"]]
+        held = {"--draws": numbers["draws"], "--fit-steps": numbers["fit_steps"]}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is damaged or from another version ({type(error).__name__}: {error}); name another folder in --out"
         ) from error
-    for flag, key, given in (
-        ("--draws", "draws", arguments.draws),
-        ("--fit-steps", "fit_steps", arguments.fit_steps),
-    ):
-        if settings[key] != given:
-            raise InputError(
-                f"{path} was measured with {flag} {settings[key]}, got {given}; name another folder in --out"
-            )
+    for (flag, value), given in zip(held.items(), (settings.draws, settings.fit_steps), strict=True):
+        if value != given:
+            raise InputError(f"{path} was measured with {flag} {value}, got {given}; name another folder in --out")
     return found
 
 
 def tables(found: Sequence[Measurement]) -> str:
-    """For every model a Markdown table: estimators down, and the numbers of samples across."""
-    models = sorted({(one.data, one.likelihood, one.steps) for one in found})
+    """Return one Markdown table per model, with a row per estimator and columns per number of samples."""
+    models = sorted({(one.dataset, one.likelihood, one.steps) for one in found})
     return "\n".join(
-        _table(model, [one for one in found if (one.data, one.likelihood, one.steps) == model]) for model in models
+        _table(model, [one for one in found if (one.dataset, one.likelihood, one.steps) == model]) for model in models
     )
 
 
@@ -106,5 +145,5 @@ def _table(model: tuple[str, str, int], found: Sequence[Measurement]) -> str:
         heading += [f"K = {samples}", "/ RLOO", "times evaluations"]
     lines = [heading, ["---"] + ["---:"] * (len(heading) - 1), *(list(row(name)) for name in names)]
     body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    data, likelihood, steps = model
-    return f"### {data}, {likelihood} likelihood, {steps:,} steps\n\n{body}\n"
+    dataset, likelihood, steps = model
+    return f"### {dataset}, {likelihood} likelihood, {steps:,} steps\n\n{body}\n"

@@ -1,10 +1,10 @@
-"""The variance of every estimator at the parameters of a trained model, which stays as it is."""
+"""Measure the variance of estimators at the parameters of a trained model, which is held constant."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,16 @@ from doublecv.distributions import Distribution
 from doublecv.estimators import LinearEstimator, RStar
 from doublecv.jax import Function, estimate
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.data import load
+from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint
-from doublecv.lab.train import folder as train_folder
-from doublecv.lab.train.loop import identity_on
+from doublecv.lab.train import settings as train_settings
+from doublecv.lab.train.comparison import best_coefficients
+from doublecv.lab.train.loop import identity
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import coefficient_optimiser, estimator_at, loss, start_coefficients, start_state
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
 from doublecv.lab.vae.objective import elbo
-from doublecv.lab.variance.comparison import best_coefficients
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray, UInt8
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One estimator at one model.
+    """Hold the variance of one estimator at one model.
 
     Attributes:
         run: the folder of the run that trained the model.
-        data: the model's data set.
+        dataset: the data set of the model.
         likelihood: its likelihood.
-        steps: how long it was trained.
+        steps: the number of steps that it was trained.
         trained_with: the estimator that it was trained with.
         estimator: the estimator that was measured.
         samples: K.
-        evaluations: the points at which one estimate evaluates f.
-        variance: of the logits' gradient of an image, the mean over images and logits.
-        standard_error: of the variance, over draws.
+        evaluations: the number of points at which one estimate evaluates f.
+        variance: the variance of an image's gradient in the logits, averaged over images and logits.
+        standard_error: the standard error of the variance.
         relative: the variance divided by that of RLOO with the same K.
     """
 
     run: str
-    data: str
+    dataset: str
     likelihood: str
     steps: int
     trained_with: str
@@ -63,17 +63,12 @@ class Measurement:
 
     @property
     def variance_times_evaluations(self) -> float:
-        """What the variance would be if one evaluation of f were all, since that of a mean falls with their number."""
+        """The number of evaluations of f needed to average down to unit variance."""
         return self.variance * self.evaluations
 
     def as_json(self) -> dict[str, Any]:
-        """All that, and variance times evaluations."""
+        """Return all fields, and the variance times the evaluations."""
         return asdict(self) | {"variance_times_evaluations": self.variance_times_evaluations}
-
-    @classmethod
-    def from_json(cls, written: dict[str, Any]) -> Measurement:
-        """What `as_json` wrote."""
-        return cls(**{field.name: written[field.name] for field in fields(cls)})
 
 
 def measure(
@@ -85,51 +80,43 @@ def measure(
     data_dir: Path | None = None,
     measured: Sequence[Measurement] = (),
 ) -> Iterator[Measurement]:
-    """The estimators' variances at the model of a run, RLOO's first for every K, one at a time as they are measured.
+    """Yield the variances of the estimators at the model of a run, for every K RLOO's first.
 
-    All are measured on the same images and with the same number of draws. Coefficients that are linear are the best
-    ones, from separate draws; others are learned on the frozen model for `fit_steps` steps, as in training. An
-    estimator that cannot have K samples is passed over.
+    All are measured on the same images and with the same number of draws. Coefficients in which the estimate is linear
+    are the best ones, solved from separate draws; others are learned with the model held constant for `fit_steps`
+    steps. An estimator that does not support K samples is skipped. Of a run with parallel seeds, the first is taken.
 
     Args:
-        folder: a training run's folder.
+        folder: the folder of a training run.
         names: the estimators.
         samples: the numbers of samples K.
-        draws: estimates from which a variance is computed.
-        fit_steps: steps in which coefficients that are not linear are learned.
-        data_dir: where to look for the data first.
-        measured: what was measured at this model before, which is handed out again in the place of a measurement.
+        draws: the number of estimates per variance.
+        fit_steps: the number of steps in which other coefficients are learned.
+        data_dir: the folder to search for the data first.
+        measured: earlier measurements at this model; they are yielded again and not repeated.
     """
     known = {(one.steps, one.estimator, one.samples): one for one in measured}
-    plan = train_folder.read(folder)
-    settings = plan.settings
-    dataset = load(settings.data, data_dir)
-    count, pixels = dataset.train.shape
-    start = jax.eval_shape(lambda: start_state(settings, count, pixels, settings.seed))
-    found = checkpoint.load_newest(folder, start, identity_on(plan, dataset), lambda _: None)
-    if found is None:
-        raise InputError(f"{folder} has no checkpoint to measure at; go on with doublecv train --resume {folder}")
+    settings = train_settings.read(folder)
+    dataset = load(settings.dataset, data_dir or settings.data_dir)
+    step, model = _newest_model(folder, settings, dataset)
     images = jnp.asarray(dataset.train)
     for K in samples:
         of_rloo = None
         for name in ["rloo", *(name for name in names if name != "rloo")]:
-            of_name = replace(settings, estimator=name, samples=K)
+            of_name = replace(settings, estimator=name, samples=K, decoder_samples="shared")
             if not applies(of_name):
                 continue
-            if (found.step, name, K) in known:
-                variance, standard_error = (
-                    known[found.step, name, K].variance,
-                    known[found.step, name, K].standard_error,
-                )
+            if (before := known.get((step, name, K))) is not None:
+                variance, standard_error = before.variance, before.standard_error
             else:
                 program = _program(_of_the_loss(of_name), draws, fit_steps)
-                variance, standard_error = map(float, program(found.state.model, images, jax.random.key(settings.seed)))
+                variance, standard_error = map(float, program(model, images, jax.random.key(settings.seed)))
             of_rloo = variance if of_rloo is None else of_rloo
             yield Measurement(
                 run=str(folder.resolve()),
-                data=settings.data,
+                dataset=settings.dataset,
                 likelihood=settings.likelihood,
-                steps=found.step,
+                steps=step,
                 trained_with=settings.estimator,
                 estimator=name,
                 samples=K,
@@ -138,6 +125,24 @@ def measure(
                 standard_error=standard_error,
                 relative=variance / of_rloo,
             )
+
+
+def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tuple[int, VAE]:
+    """Return the step and the model of the newest checkpoint, of the first seed if several run in parallel."""
+    start = partial(start_state, settings, *dataset.train.shape)
+    seeds = settings.seed if not settings.parallel_seeds else jnp.asarray(settings.seed_numbers)
+    like = jax.eval_shape(jax.vmap(start) if settings.parallel_seeds else start, seeds)
+    found = checkpoint.load_newest(folder, like, identity(settings, dataset), lambda _: None)
+    if found is None:
+        if settings.seeds > 1:
+            raise InputError(
+                f"{folder} holds several runs; name one of them, for example {folder}/seed-{settings.seed}"
+            )
+        raise InputError(f"{folder} has no checkpoint; continue the run with doublecv train --resume {folder}")
+    model: VAE = found.state.model
+    if settings.parallel_seeds:
+        model = jax.tree.map(lambda leaf: leaf[0], model)
+    return found.step, model
 
 
 def applies(settings: TrainSettings) -> bool:
@@ -156,10 +161,10 @@ def measurable() -> tuple[str, ...]:
 
 def _of_the_loss(settings: TrainSettings) -> TrainSettings:
     """The settings without what the loss does not depend on, so that one program serves all models of one shape."""
-    enters = ("likelihood", "model", "latent", "latents", "categories", "kl", "batch", "estimator", "samples")
+    enters = ("likelihood", "network", "latent", "latents", "categories", "kl", "batch", "estimator", "samples")
     return TrainSettings(
         **{name: getattr(settings, name) for name in enters},
-        coefficient_learning_rate=settings.coefficient_learning_rate,
+        coefficient_learning_rate=settings.coefficient_rate,
     )
 
 

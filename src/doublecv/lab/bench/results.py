@@ -1,0 +1,127 @@
+"""Define the settings and the rows of the benchmark, and show the rows as a table.
+
+This module imports neither JAX nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from doublecv import estimators
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.options import Option, check_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BASELINE = "rloo"
+"""The estimator that the others are compared with."""
+
+FLOOR = "floor"
+"""The name of the row with the matrix products only."""
+
+NOT_TIMED = frozenset({"r-star"})
+"""Estimators that cannot be timed: R* needs the exact mean of f, which is unknown for a decoder."""
+
+
+def timed() -> tuple[str, ...]:
+    """Return the names of the estimators that can be timed."""
+    return tuple(name for name in estimators.names() if name not in NOT_TIMED)
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """Time a gradient and a training step of every estimator, on a VAE with 200 binary latents and 784 pixels.
+
+    Example: doublecv bench --estimators double-cv disarm --samples 2
+    """
+
+    torch: bool = False
+    """Time PyTorch, not JAX."""
+    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=timed, what="estimator")] = ()
+    """Names of registered estimators; if none is given, all. RLOO is always timed."""
+    samples: Annotated[tuple[int, ...], Option(minimum=1, maximum=1000)] = (2, 4)
+    """The numbers of samples K."""
+    rounds: Annotated[int, Option(minimum=1, maximum=100_000)] = 7
+    """The number of rounds; medians over the rounds are reported."""
+    calls: Annotated[int, Option(minimum=1, maximum=100_000)] = 10
+    """The number of calls of each estimator per round, interleaved; the fastest is the time of the round."""
+    threads: Annotated[int | None, Option(minimum=1, maximum=1024)] = None
+    """The number of threads of PyTorch; if not given, PyTorch decides."""
+    out: Annotated[Path | None, Option(metavar="FILE")] = None
+    """A JSON file for the times of all rounds."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all settings but `out`, as they are read back from a JSON file."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"out": None}))
+        del plain["out"]
+        return plain
+
+    def check(self) -> None:
+        """Raise an `InputError` if a setting cannot work."""
+        check_options(self)
+        if not self.samples:
+            raise InputError("--samples needs at least one value")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold one row of the table.
+
+    Attributes:
+        workload: "gradient" for the gradient of the expectation, "step" for a complete training step.
+        baseline_samples: the K of RLOO, which the row is relative to.
+        estimator: the estimator's name in the registry, or "floor" for the matrix products only.
+        samples: the estimator's own K: 1 for REBAR and RELAX, as in the paper.
+        evaluations: the number of points at which one estimate evaluates f.
+        milliseconds: the median over the rounds.
+        ratio: the median over the rounds of the time relative to that of RLOO in the same round.
+        floor_ratio: the same relative to the floor; None where no floor was timed.
+        rounds: the milliseconds of every round.
+    """
+
+    workload: str
+    baseline_samples: int
+    estimator: str
+    samples: int
+    evaluations: int
+    milliseconds: float
+    ratio: float
+    floor_ratio: float | None
+    rounds: tuple[float, ...]
+
+
+def table(rows: list[Row], library: str) -> Table:
+    """Return the rows as a table for the terminal."""
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(
+        title=f"milliseconds in {library}",
+        caption="medians over rounds; gradient: of the expectation; step: a complete training step; "
+        "floor: only the matrix products of a step",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("workload", "K", "estimator"):
+        shown.add_column(heading, no_wrap=True)
+    for heading in ("evals\nof f", "ms", "/ RLOO", "/ floor"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    before = rows[0]
+    for row in rows:
+        if (row.workload, row.baseline_samples) != (before.workload, before.baseline_samples):
+            shown.add_section()
+        before = row
+        shown.add_row(
+            row.workload,
+            str(row.samples),
+            row.estimator,
+            str(row.evaluations) if row.evaluations else "",
+            f"{row.milliseconds:.2f}",
+            f"{row.ratio:.2f}",
+            f"{row.floor_ratio:.2f}" if row.floor_ratio is not None else "",
+        )
+    return shown

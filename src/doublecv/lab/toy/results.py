@@ -1,0 +1,182 @@
+"""Hold the results of the toy experiment, write them to a file, and summarise them in a table.
+
+This module imports neither JAX nor the program that makes the results.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
+
+from doublecv.lab.toy.problem import ToySettings
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from rich.table import Table
+
+METRICS = "metrics.csv"
+"""The name of the file that `write_metrics` fills."""
+
+REACHED = 0.9
+"""The mean probability that counts as learned."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """Hold the records of one estimator; NaN where a number does not exist or is unknown.
+
+    Attributes:
+        variance: the variance of the gradient from fresh estimates, averaged over its coordinates.
+        exact_variance: the same, computed exactly.
+        objective: E_q f, computed exactly.
+        mean_probability: the mean of mu = sigmoid(logits).
+        alpha: the learned coefficient alpha.
+        optimal_alpha: the alpha of least variance at the same logits, exact where the variance is, or from draws.
+        exact_rloo_variance: the exact variance of RLOO with the same K at the same logits.
+    """
+
+    variance: Float[np.ndarray, "seeds records"]
+    exact_variance: Float[np.ndarray, "seeds records"]
+    objective: Float[np.ndarray, "seeds records"]
+    mean_probability: Float[np.ndarray, "seeds records"]
+    alpha: Float[np.ndarray, "seeds records"]
+    optimal_alpha: Float[np.ndarray, "seeds records"]
+    exact_rloo_variance: Float[np.ndarray, "seeds records"]
+
+    @property
+    def best_variance(self) -> Float[np.ndarray, "seeds records"]:
+        """The exact variance where it is known, and the drawn variance elsewhere.
+
+        Late in a run nearly all draws are equal, so that the drawn variance is inaccurate and sometimes 0.
+        """
+        return np.where(np.isnan(self.exact_variance), self.variance, self.exact_variance)
+
+
+@dataclass(frozen=True, eq=False)
+class ToyResults:
+    """Hold the curves of every estimator.
+
+    Attributes:
+        settings: the settings of the run.
+        seeds: the seed of each row of a curve.
+        iterations: the number of steps done at each record, starting with 0.
+        curves: the curves by the name of the estimator.
+    """
+
+    settings: ToySettings
+    seeds: tuple[int, ...]
+    iterations: Int[np.ndarray, "records"]
+    curves: Mapping[str, Curves]
+
+
+def record_iterations(settings: ToySettings) -> Int[np.ndarray, "records"]:
+    """Return the iterations after which a record is taken: 0, each `every`-th, and the last."""
+    return np.append(np.arange(0, settings.iterations, settings.every), settings.iterations)
+
+
+def write_metrics(results: ToyResults, file: TextIO) -> None:
+    """Write one line per seed, estimator and record; an unknown number is left empty."""
+    written = [field.name for field in fields(Curves)]
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["seed", "estimator", "iteration", *written])
+    for row, seed in enumerate(results.seeds):
+        for name, curves in results.curves.items():
+            columns = [getattr(curves, curve)[row].tolist() for curve in written]
+            for iteration, *values in zip(results.iterations.tolist(), *columns, strict=True):
+                writer.writerow([seed, name, iteration, *("" if math.isnan(value) else value for value in values)])
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Summarise one estimator by medians over seeds and records; NaN where a number is unknown.
+
+    Attributes:
+        name: the estimator's name in the registry.
+        relative_variance: the median of the variance relative to that of RLOO's own run at the same iteration; both
+            are exact where the exact variance is known.
+        late_relative_variance: the same over the second half of the iterations.
+        late_relative_variance_at_same_logits: the median, over the second half, of the exact variance relative to the
+            exact variance of RLOO at the logits that this estimator's run reached.
+        reached: the median over the seeds of the first recorded iteration with a mean probability above 0.9,
+            infinite for a seed that has none.
+        final_objective: the mean over the seeds of the objective at the end.
+    """
+
+    name: str
+    relative_variance: float
+    late_relative_variance: float
+    late_relative_variance_at_same_logits: float
+    reached: float
+    final_objective: float
+
+
+def summarise(results: ToyResults) -> tuple[Summary, ...]:
+    """Return one summary per estimator, in the order of the settings."""
+    rloo = results.curves.get("rloo")
+    late = results.iterations >= results.settings.iterations / 2
+
+    def summary(name: str, curves: Curves) -> Summary:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = curves.best_variance / (rloo.best_variance if rloo is not None else np.nan)
+            at_same_logits = curves.exact_variance / curves.exact_rloo_variance
+        return Summary(
+            name,
+            relative_variance=float(np.median(relative)),
+            late_relative_variance=float(np.median(relative[:, late])),
+            late_relative_variance_at_same_logits=float(np.median(at_same_logits[:, late])),
+            reached=float(np.median(_first_above(curves.mean_probability, results.iterations))),
+            final_objective=float(np.mean(curves.objective[:, -1])),
+        )
+
+    return tuple(summary(name, curves) for name, curves in results.curves.items())
+
+
+def _first_above(
+    mean_probability: Float[np.ndarray, "seeds records"], iterations: Float[np.ndarray, "records"]
+) -> Float[np.ndarray, "seeds"]:
+    above = mean_probability > REACHED
+    return np.where(above.any(axis=1), iterations[above.argmax(axis=1)], np.inf)
+
+
+def table(results: ToyResults) -> Table:
+    """Return the summaries as a table for the terminal."""
+    from rich import box
+    from rich.table import Table
+
+    settings = results.settings
+    shown = Table(
+        title=f"D = {settings.dimension}, K = {settings.samples}, {settings.iterations} iterations, "
+        f"{settings.seeds} seed{'s' if settings.seeds > 1 else ''}",
+        caption="medians over iterations and seeds; same logits: exact, second half",
+        box=box.SIMPLE_HEAD,
+    )
+    shown.add_column("estimator", no_wrap=True)
+    for heading in (
+        "variance\n/ RLOO",
+        "second\nhalf",
+        "same\nlogits",
+        f"iterations\nto {REACHED}",
+        "final\nobjective",
+    ):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for summary in summarise(results):
+        shown.add_row(
+            summary.name,
+            _ratio(summary.relative_variance),
+            _ratio(summary.late_relative_variance),
+            _ratio(summary.late_relative_variance_at_same_logits),
+            f"{summary.reached:.0f}" if np.isfinite(summary.reached) else f"> {settings.iterations}",
+            f"{summary.final_objective:.6f}",
+        )
+    return shown
+
+
+def _ratio(value: float) -> str:
+    if np.isnan(value):
+        return "-"
+    return f"{value:.3f}" if 0.01 <= value < 100 else f"{value:.1e}"
