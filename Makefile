@@ -1,24 +1,51 @@
 PYTHON ?= python3
 BIN := .venv/bin
+FAST := not slow and not site and not cluster and not browser
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test test-all lint typecheck-run mutants oldest audit upgrade bench docs clean
 
-# The stamp is written last: an installation that was cut off is done again.
+# The stamp is written last: an installation that was interrupted is done again. Dependency groups need pip 25.1.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,torch,cluster]' --group dev
 	touch $@
 
 demo: .venv/installed
 	$(BIN)/python -m doublecv.lab.demo
 
+# The fast set. Compiled programs stay in build/, which makes the next run faster; CI starts without them.
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 -q
+	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/compiled $(BIN)/python -m pytest -n 2 --dist loadfile -q -m '$(FAST)'
+
+test-all: .venv/installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q --durations 20
 
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/pin.py --check
+
+# The fast set with every annotated shape and type checked when a function is called.
+typecheck-run: .venv/installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m '$(FAST)' --jaxtyping-packages=doublecv,beartype.beartype
+
+# Break the code in known ways, and check that a fast test fails for each.
+mutants: .venv/installed
+	$(BIN)/python tools/mutants.py
+
+# The fast set with the oldest versions that pyproject.toml allows.
+oldest:
+	$(PYTHON) tools/oldest.py
+
+# Known vulnerabilities of the pinned packages; skipped where no database can be reached.
+audit: .venv/installed
+	$(BIN)/python tools/audit.py
+
+# The newest versions that pyproject.toml allows.
+upgrade: .venv/installed
+	$(BIN)/python tools/pin.py
 
 bench: .venv/installed
 	$(BIN)/python -m doublecv.lab.bench.command

@@ -1,24 +1,56 @@
-"""Fixtures that several test files share."""
+"""Options and fixtures that the whole suite shares."""
+
+import ctypes
+import gc
+import os
+import sys
+import tempfile
+
+import pytest
+
+# Programs that were compiled once in a run are read from this folder afterwards, by the other worker and by the
+# processes that tests start. It must be set before JAX is imported. `make test` names a folder that outlives the run.
+if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _compiled_programs = tempfile.TemporaryDirectory(prefix="doublecv-compiled-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled_programs.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
-import pytest
 
 from browser import PROGRAM, Pages, chromium
 
 # The suite compiles thousands of small programs and runs each for an instant: compiling them is what takes the time.
 jax.config.update("jax_disable_most_optimizations", True)
 
+MEMORY = 1 << 30
+"""Bytes of resident memory above which a worker forgets its compiled programs."""
+
+
+def _resident_memory():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Forget compiled programs at the end of a module, and within one that takes much memory."""
+    ends_module = nextitem is None or nextitem.path != item.path
+    if sys.platform == "linux" and _resident_memory() > (MEMORY // 2 if ends_module else MEMORY):
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # The C library keeps what is freed otherwise.
+
 
 @pytest.fixture
 def x64():
-    """JAX in float64 for the length of a test."""
+    """Use JAX in float64 for the length of a test."""
     with jax.enable_x64(True):
         yield
 
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium for the tests of one module."""
+    """Start a headless Chromium for the tests of one module."""
     if PROGRAM is None:
         pytest.skip("Chromium is not installed: pages are not tested in a browser")
     with chromium() as started:
@@ -27,7 +59,7 @@ def browser():
 
 @pytest.fixture
 def pages(browser):
-    """Pages that are closed after the test."""
+    """Open pages that are closed after the test."""
     opened = Pages(browser)
     yield opened
     opened.close()

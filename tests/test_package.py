@@ -93,7 +93,7 @@ def test_the_readme_is_short_and_names_what_exists():
 
 
 def test_the_changelog_has_this_version():
-    assert f"## {doublecv.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{doublecv.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {doublecv.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
