@@ -1,8 +1,8 @@
 """Choosing features with binary gates: how few of 30 measurements of a tumour does a diagnosis need?
 
 A logistic regression sees its inputs through gates x ~ Bernoulli; an open gate costs something (as in Louizos, Welling
-and Kingma, 2018). You learn to train gates with unbiased gradients (DoubleCV, RLOO), beside two biased ways that are in
-use: straight-through, and concrete (Gumbel-softmax) gates. All take the same steps on 10 splits of the data. Run
+and Kingma, 2018). It trains gates with unbiased gradients (DoubleCV, RLOO) and with two biased methods that are in use:
+straight-through, and concrete (Gumbel-softmax) gates. All take the same steps on 10 splits of the data. Run
 
     python examples/feature_gates.py [--steps 2000] [--figure feature_gates.png]
 """
@@ -20,24 +20,24 @@ import tyro
 from sklearn import datasets, linear_model, model_selection, preprocessing
 
 import doublecv as dcv
-from doublecv.jax import expect
+from doublecv.jax import Expectation
 
 SAMPLES, SPLITS, COSTS, FEATURES = 4, 10, np.array([0.001, 0.003, 0.01, 0.03]), 30
-UNBIASED = {estimator.name: estimator for estimator in (dcv.DoubleCV(SAMPLES), dcv.RLOO(SAMPLES))}
+UNBIASED = {name: Expectation(dcv.make(name, samples=SAMPLES)) for name in ("double-cv", "rloo")}
 
 
 def split(seed: int) -> tuple[Any, ...]:
-    """Inputs and held-out inputs, labels and held-out labels (1 is benign, -1 malignant)."""
+    """Return inputs and held-out inputs, labels and held-out labels (1 is benign, -1 malignant)."""
     inputs, labels = datasets.load_breast_cancer(return_X_y=True)
     inputs, held_out, *labels = model_selection.train_test_split(inputs, 2 * labels - 1, random_state=seed)
     scaler = preprocessing.StandardScaler().fit(inputs)
     return scaler.transform(inputs), scaler.transform(held_out), *labels
 
 
-def mean(method: str, f: Any, gates: jax.Array, coefficients: Any, key: jax.Array) -> jax.Array:
-    """The mean of f over K samples of the gates, with the gradient that the method has."""
+def mean(method: str, f: Any, gates: jax.Array, learned: Any, key: jax.Array) -> jax.Array:
+    """Return the mean of f over K samples of the gates, with the gradient of the method."""
     if method in UNBIASED:
-        return expect(f, dcv.Bernoulli(logits=gates), UNBIASED[method], coefficients, key)
+        return UNBIASED[method](f, dcv.Bernoulli(logits=gates), learned, key)
     noisy = gates + jax.random.logistic(key, (SAMPLES, FEATURES))
     if method == "concrete":  # gates between 0 and 1, of temperature 2/3 (Maddison, Mnih and Teh, 2017)
         return f(jax.nn.sigmoid(noisy * 1.5)).mean()
@@ -46,30 +46,37 @@ def mean(method: str, f: Any, gates: jax.Array, coefficients: Any, key: jax.Arra
 
 
 def fit(method: str, steps: int, cost: jax.Array, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which gates are more likely open than not, after training, and E f."""
-    coefficients = UNBIASED[method].coefficients() if method in UNBIASED else {}
+    """Return which gates are more likely open than not after training, and E f."""
     parameters = {"model": jnp.zeros(FEATURES + 1), "gates": jnp.zeros(FEATURES)}
-    parameters["coefficients"] = jax.tree.map(jnp.asarray, coefficients)
-    rules = {"model": optax.adam(0.1), "gates": optax.adam(0.03), "coefficients": optax.adam(0.01)}
-    optimiser = optax.multi_transform(rules, {name: name for name in rules})
+    optimizer = optax.partition(
+        {"model": optax.adam(0.1), "gates": optax.adam(0.03)}, {"model": "model", "gates": "gates"}
+    )
+    expectation = UNBIASED.get(method, UNBIASED["rloo"])  # RLOO learns nothing, and neither do the biased methods
+    learning = expectation.init(dcv.Bernoulli(logits=parameters["gates"]))
 
     def f(model: jax.Array, x: jax.Array) -> jax.Array:
         log_odds = (x * model[1:]) @ inputs.T + model[0]
         return jax.nn.softplus(-labels * log_odds).mean(-1) + cost * x.sum(-1)
 
     def step(state: Any, key: jax.Array) -> tuple[Any, None]:
-        of = lambda p: mean(method, partial(f, p["model"]), p["gates"], p["coefficients"], key)  # noqa: E731
-        updates, optimiser_state = optimiser.update(jax.grad(of)(state[0]), state[1])
-        return (optax.apply_updates(state[0], updates), optimiser_state), None
+        parameters, moments, learning = state
+        loss = lambda p, learned: mean(method, partial(f, p["model"]), p["gates"], learned, key)  # noqa: E731
+        gradients, learned_gradients = jax.grad(loss, argnums=(0, 1))(parameters, learning.learned)
+        updates, moments = optimizer.update(gradients, moments)
+        return (
+            optax.apply_updates(parameters, updates),
+            moments,
+            expectation.update(learned_gradients, learning),
+        ), None
 
     keys = jax.random.split(jax.random.key(0), steps)
-    (parameters, _), _ = jax.lax.scan(step, (parameters, optimiser.init(parameters)), keys)
+    (parameters, *_), _ = jax.lax.scan(step, (parameters, optimizer.init(parameters), learning), keys)
     x = jax.random.bernoulli(keys[0], jax.nn.sigmoid(parameters["gates"]), (1000, FEATURES))
     return parameters["gates"] > 0, f(parameters["model"], x).mean()
 
 
 def accuracy(data: Any, is_open: Any) -> float:
-    """That of a logistic regression on the open features alone, fitted anew, on held-out data."""
+    """Return the held-out accuracy of a logistic regression that is fitted to the open features only."""
     inputs, held_out, labels, held_out_labels = data
     return linear_model.LogisticRegression().fit(inputs * is_open, labels).score(held_out * is_open, held_out_labels)
 

@@ -1,7 +1,7 @@
 """Hard attention: from a thumbnail of a digit, choose the few patches that a classifier needs to recognise it.
 
-f is the probability of wrong answers plus 2 % a patch. You learn what to do where f is a black box (a forest behind
-`jax.pure_callback`), and what a gradient of f is worth where there is one (a network with its weights in JAX). Run
+f is the probability of a wrong answer plus 2% per patch. It shows what to do where f is a black box (a forest behind
+`jax.pure_callback`), and what the gradient of f is worth where there is one (a network with its weights in JAX). Run
 
     python examples/hard_attention.py [--steps 600] [--figure hard_attention.png]
 """
@@ -18,7 +18,7 @@ import tyro
 from sklearn import datasets, ensemble, neural_network
 
 import doublecv as dcv
-from doublecv.jax import estimate, expect
+from doublecv.jax import Expectation
 
 TRAIN, HELD_OUT, BATCH, COST = 1500, np.arange(1500, 1797), 50, 0.02
 IMAGES, LABELS = map(jnp.asarray, datasets.load_digits(return_X_y=True))
@@ -27,7 +27,7 @@ ESTIMATORS = dcv.RLOO(4), dcv.DisARM(4), dcv.ARMS(4), dcv.DoubleCV(4), dcv.Quadr
 
 
 def classifiers() -> dict[str, Any]:
-    """Two functions from pictures [..., 64] to probabilities [..., 10], learned from random patches of the digits."""
+    """Return two functions from pictures [..., 64] to probabilities [..., 10], fitted to random patches of digits."""
     masks = (np.random.default_rng(0).random((4 * TRAIN, 16)) < np.linspace(0, 1, 4 * TRAIN)[:, None]) @ PATCHES
     data = np.tile(IMAGES[:TRAIN], (4, 1)) * masks, np.tile(LABELS[:TRAIN], 4)
     forest = ensemble.ExtraTreesClassifier(10, random_state=0).fit(*data)
@@ -42,37 +42,37 @@ def classifiers() -> dict[str, Any]:
 
 
 def problem(classify: Any, policy: Any, chosen: Any) -> tuple[Any, dcv.Bernoulli]:
-    """f, and q: the patches that a network chooses, which sees thumbnails of 4 x 4 pixels."""
+    """Return f, and q over the patches: a network chooses them after seeing thumbnails of 4 x 4 pixels."""
     images, right = IMAGES[chosen], jax.nn.one_hot(LABELS[chosen], 10)
     q = dcv.Bernoulli(logits=jnp.tanh(images @ PATCHES.T / 4 @ policy[0]) @ policy[1] + policy[2])
     return lambda x: 1 - jnp.sum(right * classify(images * (x @ PATCHES)), -1) + COST * x.sum(-1), q
 
 
 def train(classify: Any, estimator: dcv.Estimator, steps: int) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-    """The policy and, for every 20th of the training, the mean of f and the variance of the gradient for 100 digits."""
+    """Return the policy and, 20 times along the run, the mean of f and the variance of the gradient for 100 digits."""
     w1, w2 = 0.3 * jax.random.normal(jax.random.key(0), (2, 16, 64))
-    start = {"policy": (w1, w2.T, jnp.zeros(16)), "coefficients": jax.tree.map(jnp.asarray, estimator.coefficients())}
-    rules = {"policy": optax.adam(5e-3), "coefficients": optax.sgd(0.01) if estimator.averaged else optax.adam(1e-2)}
-    optimiser = optax.multi_transform(rules, {name: name for name in rules})
+    policy, optimizer, expectation = (w1, w2.T, jnp.zeros(16)), optax.adam(5e-3), Expectation(estimator)
 
-    def loss(parameters: Any, key: jax.Array) -> jax.Array:
-        f, q = problem(classify, parameters["policy"], jax.random.choice(key, TRAIN, (BATCH,)))
-        return expect(f, q, estimator, parameters["coefficients"], jax.random.fold_in(key, 1)).mean()
+    def loss(policy: Any, learned: Any, key: jax.Array) -> jax.Array:
+        f, q = problem(classify, policy, jax.random.choice(key, TRAIN, (BATCH,)))
+        return expectation(f, q, learned, jax.random.fold_in(key, 1)).mean()
 
     def step(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        value, gradients = jax.value_and_grad(loss)(state[0], key)
-        updates, optimiser_state = optimiser.update(gradients, state[1])
-        return (optax.apply_updates(state[0], updates), optimiser_state), value
+        policy, moments, learning = state
+        value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(policy, learning.learned, key)
+        updates, moments = optimizer.update(gradients[0], moments)
+        return (optax.apply_updates(policy, updates), moments, expectation.update(gradients[1], learning)), value
 
     def part(state: Any, keys: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         state, values = jax.lax.scan(step, state, keys)
-        f, q = problem(classify, state[0]["policy"], np.arange(100))
-        estimates = jax.vmap(lambda key: estimate(f, q, estimator, state[0]["coefficients"], key).gradient)
+        f, q = problem(classify, state[0], np.arange(100))
+        estimates = jax.vmap(lambda key: expectation.estimate(f, q, state[2].learned, key).gradient)
         return state, (values.mean(), estimates(jax.random.split(keys[0], 10)).var(axis=0, ddof=1).mean())
 
     keys = jax.random.split(jax.random.key(1), (20, steps // 20))
-    (parameters, _), record = jax.lax.scan(part, (start, optimiser.init(start)), keys)
-    return parameters["policy"], record
+    learning = expectation.init(problem(classify, policy, np.arange(BATCH))[1])
+    (policy, *_), record = jax.lax.scan(part, (policy, optimizer.init(policy), learning), keys)
+    return policy, record
 
 
 def main(steps: int = 600, figure: Path = Path("hard_attention.png")) -> None:
@@ -85,8 +85,10 @@ def main(steps: int = 600, figure: Path = Path("hard_attention.png")) -> None:
             policy, (values, variances) = train(classify, estimator, steps)
             x = problem(classify, policy, HELD_OUT)[1].mean.round()
             row = values[0], values[-1], variances.mean(), x.sum(-1).mean(), score(x)
-            print(estimator.name.ljust(20), " {:10.3f}  {:7.3f}  {:8.2g}  {:7.1f}  {:8.3f}".format(*row), flush=True)
-            axis.semilogy(np.arange(1, 21) * (steps // 20), variances, label=estimator.name)
+            print(
+                dcv.label(estimator).ljust(20), " {:10.3f}  {:7.3f}  {:8.2g}  {:7.1f}  {:8.3f}".format(*row), flush=True
+            )
+            axis.semilogy(np.arange(1, 21) * (steps // 20), variances, label=dcv.label(estimator))
         axis.legend(title=f"{name}: variance of the gradient", frameon=False, fontsize=8)
     pictures = jnp.where(x[:20] @ PATCHES, IMAGES[HELD_OUT[:20]], np.nan).reshape(20, 8, 8)
     pictures = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), constant_values=16).reshape(4, 5, 10, 10)

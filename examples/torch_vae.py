@@ -1,6 +1,6 @@
 """A VAE with binary latent variables in PyTorch, trained with DoubleCV, and compared with RLOO on the way.
 
-You learn how the module `Expectation` stands in a training loop (alpha is its parameter, and one `backward` serves the
+It shows how the module `Expectation` is used in a training loop (alpha is its parameter, and one `backward` serves the
 decoder, the encoder and alpha) and how to measure gradients with `estimate`. The data are scikit-learn's digits. Run
 
     python examples/torch_vae.py [--steps 2000] [--figure torch_vae.png]
@@ -16,36 +16,35 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import doublecv as dcv
-from doublecv.torch import Expectation, estimate
+from doublecv.torch import Expectation
 
 PIXELS, LATENTS, BATCH, SAMPLES = 64, 200, 100, 2
 IMAGES = torch.tensor(load_digits().data > 7, dtype=torch.float32)
 
 
 class VAE(nn.Module):
-    """One dense layer on either side, and a uniform prior on the latent variables."""
+    """Encode and decode with one dense layer each; the prior of the latent variables is uniform."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.decoder = nn.Linear(PIXELS, LATENTS), nn.Linear(LATENTS, PIXELS)
 
     def posterior(self, y: Tensor) -> dcv.Bernoulli:
-        """q(x | y)."""
+        """Return q(x | y)."""
         return dcv.Bernoulli(logits=self.encoder(y))
 
     def negative_elbo(self, x: Tensor, y: Tensor, q: dcv.Bernoulli) -> Tensor:
-        """log q(x | y) - log p(x) - log p(y | x), at samples x of shape [K, batch, latents]."""
+        """Return log q(x | y) - log p(x) - log p(y | x) at samples x of shape [K, batch, latents]."""
         pixels = dcv.Bernoulli(logits=self.decoder(x))
         return q.log_prob(x) + LATENTS * math.log(2) - pixels.log_prob(y.expand_as(pixels.logits))
 
 
 def gradient_variance(vae: VAE, expectation: Expectation, draws: int = 50) -> float:
-    """The variance of the gradient in the logits, averaged over the logits and the first 100 images."""
+    """Return the variance of the gradient in the logits, averaged over the logits and the first 100 images."""
     with torch.no_grad():
         y, q = IMAGES[:BATCH], vae.posterior(IMAGES[:BATCH])
-        coefficients = expectation.coefficients()
-        draw = lambda: estimate(lambda x: vae.negative_elbo(x, y, q), q, expectation.estimator, coefficients)  # noqa: E731
-        return torch.stack([draw().gradient for _ in range(draws)]).var(0).mean().item()
+        draw = lambda: expectation.estimate(lambda x: vae.negative_elbo(x, y, q), q).gradient  # noqa: E731
+        return torch.stack([draw() for _ in range(draws)]).var(0).mean().item()
 
 
 def main(steps: int = 2000, figure: Path = Path("torch_vae.png")) -> None:
@@ -71,7 +70,7 @@ def main(steps: int = 2000, figure: Path = Path("torch_vae.png")) -> None:
     at, elbo, alpha, of_double_cv, of_rloo = zip(*record, strict=True)
     canvas, axes = plt.subplot_mosaic("evap", figsize=(13, 3.2), layout="constrained")
     axes["e"].plot(at, elbo)
-    axes["e"].set(xlabel="step", ylabel="ELBO of a batch (nats an image)")
+    axes["e"].set(xlabel="step", ylabel="ELBO of a batch (nats per image)")
     axes["v"].semilogy(at, of_rloo, label="RLOO")
     axes["v"].semilogy(at, of_double_cv, label="DoubleCV")
     axes["v"].set(xlabel="step", ylabel="variance, same parameters")

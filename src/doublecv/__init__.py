@@ -26,6 +26,7 @@ from doublecv.estimators import (
     Relax,
     Rodeo,
     RStar,
+    label,
     make,
     names,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "exact_gradient",
     "exact_mean",
     "exact_moments",
+    "label",
     "make",
     "names",
     "pass_at_k",
