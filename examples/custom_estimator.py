@@ -19,7 +19,7 @@ import optax
 import tyro
 
 import doublecv as dcv
-from doublecv.estimators import Applied, Learned, Needs
+from doublecv.estimators import Applied, DescendingEstimator, Learned, Needs
 from doublecv.estimators.averages import leave_one_out, score_gradient
 from doublecv.jax import Expectation
 
@@ -28,7 +28,7 @@ WORTH, WEIGHT = np.random.default_rng(0).uniform(0.2, 1.0, (2, ITEMS))
 
 
 @dataclass(frozen=True)
-class LinearRLOO(dcv.Estimator):
+class LinearRLOO(DescendingEstimator):
     r"""Estimate with RLOO of f minus a linear function of x, whose own gradient is known and added,
 
     .. math:: g = \mathrm{RLOO}(h) + M \, slope, \qquad h(x) = f(x) - slope^T (x - \mu).
@@ -49,10 +49,6 @@ class LinearRLOO(dcv.Estimator):
         """Compute RLOO(h) + M slope."""
         h = evaluation.f - q.dot(slope := learned.numbers["slope"], q.score(evaluation.x))
         return Applied(score_gradient(q, evaluation.x, h - leave_one_out(h)) + q.covariance_product(slope), {})
-
-    def advance(self, averages: Any, statistics: Any) -> dict[str, Any]:
-        """Return nothing: there are no running averages."""
-        return {}
 
 
 dcv.estimators.register("linear-rloo", LinearRLOO)

@@ -48,9 +48,8 @@ def mean(method: str, f: Any, gates: jax.Array, learned: Any, key: jax.Array) ->
 def fit(method: str, steps: int, cost: jax.Array, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return which gates are more likely open than not after training, and E f."""
     parameters = {"model": jnp.zeros(FEATURES + 1), "gates": jnp.zeros(FEATURES)}
-    optimizer = optax.partition(
-        {"model": optax.adam(0.1), "gates": optax.adam(0.03)}, {"model": "model", "gates": "gates"}
-    )
+    rates = {"model": optax.adam(0.1), "gates": optax.adam(0.03)}
+    optimizer = optax.partition(rates, {name: name for name in rates})
     expectation = UNBIASED.get(method, UNBIASED["rloo"])  # RLOO learns nothing, and neither do the biased methods
     learning = expectation.init(dcv.Bernoulli(logits=parameters["gates"]))
 
@@ -63,11 +62,8 @@ def fit(method: str, steps: int, cost: jax.Array, inputs: jax.Array, labels: jax
         loss = lambda p, learned: mean(method, partial(f, p["model"]), p["gates"], learned, key)  # noqa: E731
         gradients, learned_gradients = jax.grad(loss, argnums=(0, 1))(parameters, learning.learned)
         updates, moments = optimizer.update(gradients, moments)
-        return (
-            optax.apply_updates(parameters, updates),
-            moments,
-            expectation.update(learned_gradients, learning),
-        ), None
+        learning = expectation.update(learned_gradients, learning)
+        return (optax.apply_updates(parameters, updates), moments, learning), None
 
     keys = jax.random.split(jax.random.key(0), steps)
     (parameters, *_), _ = jax.lax.scan(step, (parameters, optimizer.init(parameters), learning), keys)

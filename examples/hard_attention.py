@@ -85,10 +85,9 @@ def main(steps: int = 600, figure: Path = Path("hard_attention.png")) -> None:
             policy, (values, variances) = train(classify, estimator, steps)
             x = problem(classify, policy, HELD_OUT)[1].mean.round()
             row = values[0], values[-1], variances.mean(), x.sum(-1).mean(), score(x)
-            print(
-                dcv.label(estimator).ljust(20), " {:10.3f}  {:7.3f}  {:8.2g}  {:7.1f}  {:8.3f}".format(*row), flush=True
-            )
-            axis.semilogy(np.arange(1, 21) * (steps // 20), variances, label=dcv.label(estimator))
+            label = dcv.label(estimator)
+            print(label.ljust(20), " {:10.3f}  {:7.3f}  {:8.2g}  {:7.1f}  {:8.3f}".format(*row), flush=True)
+            axis.semilogy(np.arange(1, 21) * (steps // 20), variances, label=label)
         axis.legend(title=f"{name}: variance of the gradient", frameon=False, fontsize=8)
     pictures = jnp.where(x[:20] @ PATCHES, IMAGES[HELD_OUT[:20]], np.nan).reshape(20, 8, 8)
     pictures = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), constant_values=16).reshape(4, 5, 10, 10)

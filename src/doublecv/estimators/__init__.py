@@ -3,7 +3,15 @@
 from functools import partial
 
 from doublecv.estimators.antithetic import ARMS, DisARM
-from doublecv.estimators.base import Applied, Estimator, FixedEstimator, Learned, Needs, RelaxedEstimator
+from doublecv.estimators.base import (
+    Applied,
+    DescendingEstimator,
+    Estimator,
+    FixedEstimator,
+    Learned,
+    Needs,
+    RelaxedEstimator,
+)
 from doublecv.estimators.couplings import Antithetic, Coupling, DirichletCopula, Independent
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import LinearEstimator, fixed_coefficients
@@ -50,6 +58,7 @@ __all__ = [
     "Applied",
     "ConcreteDoubleCV",
     "Coupling",
+    "DescendingEstimator",
     "DirichletCopula",
     "DisARM",
     "DoubleCV",

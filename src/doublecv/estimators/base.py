@@ -299,6 +299,15 @@ class FixedEstimator(Estimator):
         return {}
 
 
+class DescendingEstimator(Estimator):
+    """Provide the base of estimators that learn numbers by descent and have no running averages."""
+
+    @final
+    def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+
 class RelaxedEstimator(Estimator):
     """Provide the base of estimators whose control variate is evaluated at relaxed points."""
 

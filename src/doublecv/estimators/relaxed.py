@@ -12,7 +12,7 @@ import numpy as np
 from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
 from doublecv.estimators.averages import leave_one_out, score_gradient
-from doublecv.estimators.base import Applied, Learned, Needs, RelaxedEstimator
+from doublecv.estimators.base import Applied, DescendingEstimator, Learned, Needs, RelaxedEstimator
 from doublecv.estimators.concrete import Concrete, relax, relaxed_points
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import LinearEstimator
@@ -49,7 +49,7 @@ def _relaxed_estimate(q: Distribution, evaluation: Evaluation) -> Applied:
 
 @final
 @dataclass(frozen=True)
-class Rebar(RelaxedEstimator):
+class Rebar(RelaxedEstimator, DescendingEstimator):
     r"""Estimate with REBAR,
 
     .. math::
@@ -104,14 +104,10 @@ class Rebar(RelaxedEstimator):
         """Compute the estimate."""
         return _relaxed_estimate(q, evaluation)
 
-    def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing: there are no running averages."""
-        return {}
-
 
 @final
 @dataclass(frozen=True)
-class Relax(RelaxedEstimator):
+class Relax(RelaxedEstimator, DescendingEstimator):
     r"""Estimate with RELAX, which is REBAR with a learned function r added to f,
 
     .. math:: c(z) = scale \cdot \big(f(\mathrm{sigmoid}(z / temperature)) + r(z, y)\big)
@@ -207,10 +203,6 @@ class Relax(RelaxedEstimator):
     ) -> Applied:
         """Compute the estimate."""
         return _relaxed_estimate(q, evaluation)
-
-    def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing: there are no running averages."""
-        return {}
 
 
 @final

@@ -20,7 +20,7 @@ import numpy as np
 from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.estimators.averages import leave_one_out, score_gradient
-from doublecv.estimators.base import Applied, Estimator, Learned, Needs
+from doublecv.estimators.base import Applied, DescendingEstimator, Learned, Needs
 from doublecv.estimators.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def gibbs_stein_of_score(q: Distribution, x: Float[Array, "*points"], h: Neighbo
 
 @final
 @dataclass(frozen=True)
-class Rodeo(Estimator):
+class Rodeo(DescendingEstimator):
     r"""Estimate with RODEO,
 
     .. math::
@@ -161,10 +161,6 @@ class Rodeo(Estimator):
         baseline = leave_one_out(f + stein)
         gradient = score_gradient(q, x, f - baseline) + sum_over_samples(stein_of_score) / self.samples
         return Applied(gradient, {})
-
-    def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing: there are no running averages."""
-        return {}
 
 
 def _networks(
