@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from doublecv.diagnostics import exact_moments, optimal_alpha
 
 import doublecv as dcv
-from doublecv.diagnostics import exact_moments, optimal_alpha
 from doublecv.estimators import make, names
 from doublecv.lab.toy import exact as toy_moments
 from doublecv.lab.toy.exact import exact_optimal_alpha, exact_variance, has_exact_variance

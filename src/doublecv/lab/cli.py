@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "reproduce": Command(
         "run the experiments behind the paper's tables and figures, here or on a cluster",
-        "doublecv.lab.sweep.arguments:ReproduceArguments",
+        "doublecv.lab.sweep.command:ReproduceSettings",
         "doublecv.lab.sweep.command:main",
     ),
     "report": Command(

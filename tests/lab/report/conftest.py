@@ -6,7 +6,7 @@ from fcntl import LOCK_EX, flock
 import pytest
 from tiny_sweep import make
 
-from doublecv.lab.sweep import sweep
+from doublecv.lab.sweep import plan as sweep
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from doublecv.lab.sweep.sweep import SweepRun
+from doublecv.lab.sweep.plan import SweepRun
 
 
 def made_up(estimator, seed=1, samples=2, dataset="mnist", steps=10, name=None):

@@ -18,7 +18,7 @@ from doublecv.lab.report.curves import POINTS, VARIANCE, training_chart
 from doublecv.lab.report.html import _json
 from doublecv.lab.report.paper_numbers import paper_numbers
 from doublecv.lab.report.runs import gather
-from doublecv.lab.sweep import sweep
+from doublecv.lab.sweep import plan as sweep
 from doublecv.lab.toy.run import run as run_toy
 from doublecv.lab.train import metrics
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from doublecv.lab.common import run_folder
 from doublecv.lab.data import Dataset
-from doublecv.lab.sweep import sweep
+from doublecv.lab.sweep import plan as sweep
 from doublecv.lab.toy import results as toy_results
 from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.toy.run import run

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from doublecv.lab.sweep import sweep
+from doublecv.lab.sweep import plan as sweep
 
 ENVIRONMENT = os.environ | {
     "PYTHONWARNINGS": "error",

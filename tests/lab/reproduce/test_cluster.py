@@ -11,7 +11,7 @@ import pytest
 from sweeps import ENVIRONMENT, SMALL, finish, in_the_middle, reproduce, runs, start, wait_until
 
 from doublecv.lab.cli import main
-from doublecv.lab.sweep.sweep import LOG
+from doublecv.lab.sweep.plan import LOG
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
@@ -48,7 +48,7 @@ def test_a_killed_node_costs_only_the_steps_since_the_last_checkpoint(cluster, t
     status, printed, told = finish(process)
     assert status == 0, told
     # Ray itself tells, above it, that a node was lost.
-    assert printed.splitlines()[-1].startswith("2 runs are done")
+    assert printed.splitlines()[-1].startswith("2 runs done")
     assert [line.split()[0] for line in told.splitlines()] == ["done", "done"]
     first, second = log(run).split("on the Ray node ")[1:]
     assert first.startswith(doomed.node_id)
@@ -74,7 +74,7 @@ def log(run):
     [
         ("127.0.0.1:1", "--cluster 127.0.0.1:1: nobody answers there ("),
         ("127.0.0.1:99999", "--cluster 127.0.0.1:99999: nobody answers there ("),
-        ("somewhere", "--cluster must be an address as `ray start` tells it, HOST:PORT; got 'somewhere'"),
+        ("somewhere", "--cluster must be an address as `ray start` prints it, HOST:PORT; got 'somewhere'"),
     ],
 )
 def test_no_cluster_there_is_one_line(address, message, capsys, tmp_path):
@@ -102,11 +102,11 @@ def stop_a_local_cluster(out, ray_folder):
     status, _, told = finish(process)
     assert status == 130, told
     assert told.splitlines()[-2:] == [
-        f"to go on: doublecv reproduce {' '.join(SWEEP[:-1])} estimator=rloo --cluster --out {out}",
+        f"to resume: doublecv reproduce {' '.join(SWEEP[:-1])} estimator=rloo --cluster --out {out}",
         "doublecv reproduce: stopped",
     ]
     (run,) = runs(out)
-    assert run.state() == "cut"
+    assert run.state() == "interrupted"
     deadline = time.monotonic() + 20
     while processes_that_name(ray_folder):
         assert time.monotonic() < deadline, "Ray's processes live on"

@@ -22,9 +22,9 @@ from sweeps import (
 )
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.sweep.folder import begin, claimed, cores, plan
-from doublecv.lab.sweep.sweep import FAILURE, LOG, SweepRun
-from doublecv.lab.sweep.worker import carry_out, prepare, single_threaded
+from doublecv.lab.sweep.plan import FAILURE, LOG, SweepRun, begin, claimed, cores, plan
+from doublecv.lab.sweep.worker import run as run_now
+from doublecv.lab.sweep.worker import single_threaded
 
 SWEEP = ["table-k2-bernoulli", "--steps", "60", "--seeds", "1", *SMALL, "estimator=rloo,double-cv"]
 
@@ -36,7 +36,7 @@ def test_the_life_of_a_sweep(tmp_path):
         wait_until(lambda: [run.state() for run in runs(alone)] == ["running", "running"], process)
     status, printed, told = finish(process)
     assert status == 0, told
-    assert printed == f"2 runs are done; to look at them: doublecv report {alone}\n"
+    assert printed == f"2 runs done; to look at them: doublecv report {alone}\n"
     assert [line.split()[:2] for line in told.splitlines()] == [["done", "1/2"], ["done", "2/2"]]
     assert "ELBO -" in told
 
@@ -46,7 +46,7 @@ def test_the_life_of_a_sweep(tmp_path):
     kill(process)
     wait_until_nothing_runs(cut)
     first, second = runs(cut)
-    assert (first.state(), second.state()) == ("done", "cut")
+    assert (first.state(), second.state()) == ("done", "interrupted")
     before = contents(first.folder)
 
     # Two sweeps in one folder would spoil each other's runs.
@@ -62,8 +62,8 @@ def test_the_life_of_a_sweep(tmp_path):
     assert told.splitlines()[:2] == ["1 of 2 runs are done already", "stopping: the runs save first"]
     assert told.splitlines()[2].startswith(f"stopped  {second.name}  at step ")
     command = f"doublecv reproduce {' '.join(SWEEP)} --out {cut}"
-    assert told.splitlines()[-2:] == [f"to go on: {command}", "doublecv reproduce: stopped"]
-    assert second.state() == "cut"
+    assert told.splitlines()[-2:] == [f"to resume: {command}", "doublecv reproduce: stopped"]
+    assert second.state() == "interrupted"
 
     status, _, told = reproduce(*SWEEP, out=cut)
     assert status == 0, told
@@ -91,8 +91,8 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     status, printed, told = reproduce(*words, out=out)
     assert (status, printed) == (1, "")
     assert whole.state() == "done"
-    assert f"failed: {broken.name}: --out {broken.folder} is not empty" in told
-    assert "1 of 2 runs failed; to try them again: doublecv reproduce table-k2-bernoulli" in told
+    assert f"failed: {broken.name}: InputError: --out {broken.folder} is not empty" in told
+    assert "1 of 2 runs failed; to try again: doublecv reproduce table-k2-bernoulli" in told
 
     # The other way to fail: in its own process.
     shutil.rmtree(broken.folder)
@@ -131,15 +131,14 @@ def test_a_run_whose_sweep_was_killed_saves_and_stops(tmp_path):
     process.communicate()
     wait_until_nothing_runs(out)
     (run,) = runs(out)
-    assert run.state() == "cut"
+    assert run.state() == "interrupted"
 
 
 def test_a_bench_run_leaves_what_its_command_writes(tmp_path):
     settings = {"torch": False, "estimators": ["rloo"], "samples": [2], "rounds": 1, "calls": 1, "threads": None}
     run = SweepRun("bench", "bench", tmp_path / "bench", settings, ("table-time",))
-    prepare(run)
     assert run.state() == "waiting"
-    assert carry_out(run, lambda: False) == 0
+    assert run_now(run, lambda: False) == (0, "")
     assert run.state() == "done"
     rows = json.loads((run.folder / "bench.json").read_text())["rows"]
     assert {(row["workload"], row["estimator"]) for row in rows} >= {("step", "rloo"), ("gradient", "rloo")}

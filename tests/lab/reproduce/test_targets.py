@@ -6,10 +6,13 @@ import pytest
 
 from doublecv import estimators
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.data import load
+from doublecv.lab.data.catalogue import size
 from doublecv.lab.report import paper
-from doublecv.lab.sweep import sweep
-from doublecv.lab.sweep.folder import begin, plan
-from doublecv.lab.sweep.targets import DATASETS, TARGETS, train_settings
+from doublecv.lab.sweep import plan as sweep
+from doublecv.lab.sweep.cost import COMPILATION, work
+from doublecv.lab.sweep.plan import begin, plan
+from doublecv.lab.sweep.targets import DATASETS, TARGETS
 from doublecv.lab.train.settings import TrainSettings
 
 
@@ -91,7 +94,7 @@ def test_settings_come_back_as_they_were(tmp_path):
     begin(planned(tmp_path / "sweep", "table-k4-gaussian", steps=50))
     run = sweep.load(tmp_path / "sweep").runs[0]
     assert run.state() == "waiting"
-    assert train_settings(run.settings) == TrainSettings(
+    assert TrainSettings.from_json(run.settings) == TrainSettings(
         dataset="mnist",
         likelihood="gaussian",
         network="nonlinear",
@@ -199,3 +202,28 @@ def test_a_folder_without_a_sweep(tmp_path):
     (tmp_path / "letter.txt").write_text("private")
     with pytest.raises(InputError, match="is not empty and holds no sweep"):
         begin(planned(tmp_path, "figure-1"))
+
+
+@pytest.mark.parametrize("name", ["../run", "a b", "<script>", "", "x\n"])
+def test_a_runs_name_is_plain(name, tmp_path):
+    folder = tmp_path / "sweep"
+    begin(planned(folder, "figure-toy-d1", steps=10))
+    held = json.loads((folder / "sweep.json").read_text())
+    held["runs"][0]["name"] = name
+    del held["checksum"]
+    (folder / "sweep.json").write_text(json.dumps(held))
+    with pytest.raises(InputError, match="field runs"):
+        sweep.load(folder)
+
+
+def test_costs_follow_the_catalogue(tmp_path):
+    run = planned(tmp_path, "table-k2-bernoulli", dataset=["digits"], network=["linear"], estimator=["rloo"]).runs[0]
+    images = load("digits")
+    counted = [len(images.train), len(images.validation), len(images.test), images.train.shape[1]]
+    assert [*size("digits")] == counted
+    weights = 64 * 200
+    evaluation = (len(images.train) + len(images.validation)) * (1 + 2) * weights
+    steps = run.settings["steps"] * 100 * 9 * weights
+    test = len(images.test) * (2 + 2 + 100) * weights
+    evaluations = run.settings["steps"] / run.settings["evaluate_every"]
+    assert work(run) == pytest.approx(COMPILATION + steps + evaluations * evaluation + test)

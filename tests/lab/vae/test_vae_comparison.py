@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from doublecv.diagnostics import compare
 from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv import estimators
-from doublecv.diagnostics import compare
 from doublecv.lab.train.comparison import make_comparison
 from doublecv.lab.train.step import make_model, start_coefficients
 from doublecv.lab.vae.batches import observe

@@ -49,6 +49,7 @@ class Option:
         names: returns the names that the value is one of; they are listed at the end of the help.
         what: the kind of these names, such as "estimator".
         positional: whether the value is given without the option's name.
+        without_value: the value of an option that is given without one.
         group: the heading under which the help shows the option.
     """
 
@@ -60,6 +61,7 @@ class Option:
     names: Callable[[], Sequence[str]] | None = None
     what: str = "name"
     positional: bool = False
+    without_value: str | None = None
     group: str = "options"
 
 
@@ -204,6 +206,8 @@ def _add(group: Any, setting: _Setting, text: str) -> None:
         return
     keywords |= {"type": _converter(setting), "metavar": setting.metavar}
     keywords["choices"] = setting.choices or (None if option.names is None else option.names())
+    if option.without_value is not None:
+        keywords |= {"nargs": "?", "const": option.without_value}
     if setting.several:
         keywords["nargs"] = "+" if setting.required else "*"
     if option.positional:

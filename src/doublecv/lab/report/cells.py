@@ -18,7 +18,7 @@ from doublecv.lab.report.statistics import (
     estimate,
     order_agreement,
 )
-from doublecv.lab.sweep.sweep import SweepRun
+from doublecv.lab.sweep.plan import SweepRun
 
 DATASETS = ("mnist", "fashion-mnist", "omniglot")
 NETWORKS = ("linear", "nonlinear")

@@ -10,7 +10,7 @@ from doublecv.lab.report.cells import CellColumn, CellTable, Place, cell_tables
 from doublecv.lab.report.runs import Runs, gather
 from doublecv.lab.report.statistics import Estimate
 from doublecv.lab.report.timing import TimeTable, time_table
-from doublecv.lab.sweep.sweep import PAPER_STEPS, Sweep
+from doublecv.lab.sweep.plan import PAPER_STEPS, Sweep
 from doublecv.lab.sweep.targets import SEEDS
 
 DATASET_NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "omniglot": "Omniglot", "digits": "digits"}

@@ -10,7 +10,7 @@ from typing import Any
 from doublecv.lab.report.cells import Cell
 from doublecv.lab.report.content import Content
 from doublecv.lab.report.statistics import Estimate
-from doublecv.lab.sweep.sweep import PAPER_STEPS
+from doublecv.lab.sweep.plan import PAPER_STEPS
 from doublecv.lab.sweep.targets import SEEDS
 from doublecv.lab.toy.results import summarise
 

@@ -26,7 +26,7 @@ from doublecv.lab.report.tables import (
     uncounted_table,
 )
 from doublecv.lab.report.wall_clock import wall_clock_table
-from doublecv.lab.sweep import sweep
+from doublecv.lab.sweep import plan as sweep
 
 FOLDER = "report"
 

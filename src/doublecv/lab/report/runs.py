@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from doublecv.lab.common import run_folder
 from doublecv.lab.report import toy as report_toy
-from doublecv.lab.sweep.sweep import BENCH, FAILURE, Sweep, SweepRun
+from doublecv.lab.sweep.plan import BENCH, FAILURE, Sweep, SweepRun
 from doublecv.lab.toy.results import ToyResults
 from doublecv.lab.train import metrics
 
@@ -145,4 +145,4 @@ def _why(run: SweepRun, state: str) -> str:
     if state == "failed":
         said = (run.folder / FAILURE).read_text(errors="replace").strip().splitlines()
         return f"failed: {said[0]}" if said else "failed"
-    return {"cut": "cut before its end", "running": "still running", "waiting": "not begun"}[state]
+    return {"interrupted": "interrupted", "running": "still running", "waiting": "not begun"}[state]

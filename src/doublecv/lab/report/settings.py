@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from doublecv.lab.report.content import Content
 from doublecv.lab.report.table import Column, Entry, Table, words
-from doublecv.lab.sweep.sweep import SweepRun
+from doublecv.lab.sweep.plan import SweepRun
 
 KINDS = {"train": "training runs", "toy": "toy problem", "bench": "time per step"}
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from difflib import get_close_matches
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 from doublecv import estimators
-from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.signals import interruption
+from doublecv.lab.common.errors import InputError, unknown_name
+from doublecv.lab.common.options import SEED, Option
 from doublecv.lab.data import NAMES as DATASETS
-from doublecv.lab.data import load as load_dataset
-from doublecv.lab.sweep import local as sweep_local
-from doublecv.lab.sweep import ray as cluster
-from doublecv.lab.sweep.arguments import ReproduceArguments
-from doublecv.lab.sweep.folder import begin, claimed, cores, plan
-from doublecv.lab.sweep.progress import SweepProgress
-from doublecv.lab.sweep.sweep import LOG, Sweep, SweepRun
-from doublecv.lab.sweep.targets import ALL, LIKELIHOODS, NETWORKS, TARGETS
+from doublecv.lab.sweep.plan import LOG, Only, Sweep, SweepRun, begin, claimed, cores, plan
+from doublecv.lab.sweep.ray import LOCAL
+from doublecv.lab.sweep.targets import ALL, LIKELIHOODS, NETWORKS, SEEDS, TARGETS
 
 KEYS = {
     "dataset": DATASETS,
@@ -28,110 +25,188 @@ KEYS = {
     "samples": ("2", "4"),
     "estimator": tuple(estimators.names()),
 }
-"""What --only may name, and the values that there are."""
+"""The keys of --only and their values."""
 
 
-def main(arguments: ReproduceArguments) -> None:
-    """Show the list, or carry out the targets' runs."""
-    targets, only = _targets(arguments.targets), _only(arguments.only)
-    _check(arguments)
-    if arguments.list:
-        from doublecv.lab.sweep.listing import show
-
-        show(targets or tuple(TARGETS), arguments.steps, arguments.seeds, only)
-        return
-    if not targets:
-        raise InputError("name a target, or all; --list shows them")
-    if arguments.out is None:
-        raise InputError("--out DIR is missing: the folder of the sweep")
-    command = as_command(arguments)
-    wanted = plan(arguments.out, targets, arguments.steps, arguments.seeds, only, command)
-    if not wanted.runs:
-        raise InputError(f"nothing is left of {' '.join(arguments.targets)} with --only {' '.join(arguments.only)}")
-    # What must be downloaded is, once, before many processes want it.
-    for dataset in {run.settings["dataset"] for run in wanted.runs if run.kind == "train"} - {"digits"}:
-        load_dataset(dataset)
-    with _place(arguments.cluster), claimed(arguments.out):
-        sweep = begin(wanted)
-        names = {run.name for run in wanted.runs}
-        runs = [run for run in sweep.runs if run.name in names]
-        try:
-            failed = _carry_out(sweep, runs, arguments.cluster is not None)
-        except KeyboardInterrupt:
-            print(f"to go on: {command}", file=sys.stderr)
-            raise
-    if failed:
-        print(f"{len(failed)} of {len(runs)} runs failed; to try them again: {command}", file=sys.stderr)
-        sys.exit(1)
-    folder = shlex.quote(str(arguments.out))
-    print(f"{len(runs)} {'runs are' if len(runs) > 1 else 'run is'} done; to look at them: doublecv report {folder}")
+def target_names() -> tuple[str, ...]:
+    """Return the names that the command line takes for targets."""
+    return (*TARGETS, ALL)
 
 
-def _place(address: tuple[str, ...] | None) -> AbstractContextManager[None]:
-    """This machine, or a Ray cluster."""
-    return nullcontext() if address is None else cluster.joined(next(iter(address), None), cores())
+@dataclass(frozen=True)
+class ReproduceSettings:
+    """Run the experiments behind tables and figures of Titsias and Shi (2022).
+
+    A sweep can be interrupted at any moment; the same command resumes it. --list shows the targets with the number of
+    their runs and the time that they take on this machine.
+
+    Example: doublecv reproduce table-k2-bernoulli --steps 20000 --seeds 1 2 --only dataset=mnist --out reproduction
+    """
+
+    targets: Annotated[
+        tuple[str, ...],
+        Option(metavar="TARGET", positional=True, names=target_names, what="target"),
+    ] = ()
+    """Tables and figures by name, or `all`."""
+    list: bool = False
+    """Show the targets, the number of their runs, and an estimate of their time on this machine."""
+    steps: Annotated[int | None, Option(minimum=1, maximum=10**9)] = None
+    """Steps of a training run; without it the paper's 1,000,000. Fewer than 2000 also shorten the toy problem."""
+    seeds: Annotated[tuple[int, ...], Option(minimum=SEED.minimum, maximum=SEED.maximum, unique=True)] = SEEDS
+    """The seeds."""
+    only: Annotated[tuple[str, ...], Option(metavar="KEY=VALUE,...")] = ()
+    """Restrict the targets by dataset=, likelihood=, network=, samples= or estimator=. Data sets and estimators that
+    the paper does not have are also accepted."""
+    cluster: Annotated[str | None, Option(metavar="ADDRESS", without_value=LOCAL)] = None
+    """Run on the Ray cluster at ADDRESS, or without an address on one that is started on this machine."""
+    out: Annotated[Path | None, Option(metavar="DIR")] = None
+    """The folder of the sweep: a new one, or one to resume or to extend."""
+
+    def check(self) -> None:
+        """Raise an `InputError` where settings do not fit together."""
+        restrictions(self.only)
+        if not self.seeds:
+            raise InputError("--seeds needs at least one value")
+        if not self.list and not self.targets:
+            raise InputError(f"name a target, or {ALL}; --list shows them")
+        if not self.list and self.out is None:
+            raise InputError("--out DIR is missing: the folder of the sweep")
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """The targets that are meant, each once."""
+        return tuple(TARGETS) if ALL in self.targets or not self.targets else tuple(dict.fromkeys(self.targets))
+
+    def as_command(self) -> str:
+        """Return the command line that gives these settings."""
+        words = ["doublecv", "reproduce", *self.targets]
+        words += [] if self.steps is None else ["--steps", str(self.steps)]
+        words += [] if self.seeds == ReproduceSettings.seeds else ["--seeds", *map(str, self.seeds)]
+        words += ["--only", *self.only] if self.only else []
+        words += [] if self.cluster is None else ["--cluster", *([] if self.cluster == LOCAL else [self.cluster])]
+        return shlex.join([*words, "--out", str(self.out)])
 
 
-def _carry_out(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepRun]:
-    """Do the runs here or on Ray, until all have ended or Ctrl-C says stop; those that failed."""
-    with interruption() as asked, SweepProgress(runs) as progress:
-        # A benchmark is of this machine, whose name is in sweep.json.
-        here = [run for run in runs if run.kind == "bench" or not on_ray]
-        sweep_local.carry_out(sweep, here, cores(), progress, asked)
-        if on_ray:
-            cluster.carry_out(sweep, [run for run in runs if run.kind != "bench"], progress, asked)
-    failed = [run for run in runs if progress.ended.get(run.name) == "failed"]
-    for run in failed:
-        print(f"failed: {run.name}: {progress.reasons[run.name]}; its log is {run.folder / LOG}", file=sys.stderr)
-    if asked():
-        raise KeyboardInterrupt
-    return failed
-
-
-def as_command(arguments: ReproduceArguments) -> str:
-    """The command line that asks for the same."""
-    words = ["doublecv", "reproduce", *arguments.targets]
-    words += [] if arguments.steps is None else ["--steps", str(arguments.steps)]
-    words += [] if arguments.seeds == ReproduceArguments.seeds else ["--seeds", *map(str, arguments.seeds)]
-    words += ["--only", *arguments.only] if arguments.only else []
-    words += [] if arguments.cluster is None else ["--cluster", *arguments.cluster]
-    return shlex.join([*words, "--out", str(arguments.out)])
-
-
-def _targets(given: tuple[str, ...]) -> tuple[str, ...]:
-    for name in given:
-        if name != ALL and name not in TARGETS:
-            close = get_close_matches(name, [*TARGETS, ALL], n=1)
-            raise InputError(
-                f"unknown target {name!r}; " + (f"did you mean {close[0]!r}?" if close else "--list shows the targets")
-            )
-    return tuple(TARGETS) if ALL in given else tuple(dict.fromkeys(given))
-
-
-def _only(given: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def restrictions(given: Sequence[str]) -> Only:
+    """Return the keys and values of --only, or raise an `InputError`."""
     only: dict[str, tuple[str, ...]] = {}
     for words in given:
         key, equals, values = words.partition("=")
-        if key not in KEYS or not equals:
+        if not equals:
             raise InputError(f"--only must be KEY=VALUE,... with a key among {', '.join(KEYS)}; got {words!r}")
+        if key not in KEYS:
+            raise unknown_name("--only key", key, KEYS)
         if key in only:
             raise InputError(f"--only must name {key} once, with commas between its values")
         only[key] = tuple(dict.fromkeys(values.split(",")))
         for value in only[key]:
             if value not in KEYS[key]:
-                close = get_close_matches(value, KEYS[key], n=1)
-                raise InputError(
-                    f"--only {key}= must be among {', '.join(KEYS[key])}; got {value!r}"
-                    + (f", did you mean {close[0]!r}?" if close else "")
-                )
+                raise unknown_name(f"--only {key}", value, KEYS[key])
     return only
 
 
-def _check(arguments: ReproduceArguments) -> None:
-    if arguments.steps is not None and arguments.steps < 1:
-        raise InputError(f"--steps must be at least 1, got {arguments.steps}")
-    if arguments.cluster is not None and len(arguments.cluster) > 1:
-        raise InputError(f"--cluster takes one address, got {' '.join(arguments.cluster)}")
-    seeds = arguments.seeds
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds must be one or more different numbers from 0 on, got {' '.join(map(str, seeds))}")
+def main(settings: ReproduceSettings) -> None:
+    """Show the list, or run the targets' runs."""
+    only = restrictions(settings.only)
+    if settings.list:
+        show(settings.selected, settings.steps, settings.seeds, only)
+        return
+    assert settings.out is not None
+    wanted = plan(settings.out, settings.selected, settings.steps, settings.seeds, only, settings.as_command())
+    if not wanted.runs:
+        raise InputError(f"nothing is left of {' '.join(settings.targets)} with --only {' '.join(settings.only)}")
+    _download(wanted)
+    with _session(settings.cluster), claimed(settings.out):
+        sweep = begin(wanted)
+        names = {run.name for run in wanted.runs}
+        runs = [run for run in sweep.runs if run.name in names]
+        try:
+            failed = run_all(sweep, runs, settings.cluster is not None)
+        except KeyboardInterrupt:
+            print(f"to resume: {settings.as_command()}", file=sys.stderr)
+            raise
+    if failed:
+        print(f"{len(failed)} of {len(runs)} runs failed; to try again: {settings.as_command()}", file=sys.stderr)
+        sys.exit(1)
+    folder = shlex.quote(str(settings.out))
+    print(f"{_count(len(runs), 'run')} done; to look at them: doublecv report {folder}")
+
+
+def _download(wanted: Sweep) -> None:
+    """Download the data sets once, before many processes need them."""
+    from doublecv.lab.data import load
+
+    for dataset in {run.settings["dataset"] for run in wanted.runs if run.kind == "train"} - {"digits"}:
+        load(dataset)
+
+
+def _session(address: str | None) -> nullcontext[None]:
+    from doublecv.lab.sweep.ray import ray_session
+
+    return nullcontext() if address is None else ray_session(address, cores())  # type: ignore[return-value]
+
+
+def run_all(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepRun]:
+    """Run the runs here or on Ray until all have ended or Ctrl-C was pressed; return those that failed."""
+    from doublecv.lab.common.signals import interruption
+    from doublecv.lab.sweep import engine
+    from doublecv.lab.sweep.local import local_workers
+    from doublecv.lab.sweep.progress import SweepProgress
+    from doublecv.lab.sweep.ray import ray_workers
+
+    with interruption() as asked, SweepProgress(runs) as progress:
+        # A benchmark measures this machine, whose name is in sweep.json.
+        here = [run for run in runs if run.kind == "bench" or not on_ray]
+        with local_workers(sweep, cores()) as workers:
+            engine.run(here, workers, progress, asked)
+        if on_ray:
+            with ray_workers(sweep) as tasks:
+                engine.run([run for run in runs if run.kind != "bench"], tasks, progress, asked)
+    failed = [run for run in runs if progress.ended.get(run.name) == "failed"]
+    for run in failed:
+        log = run.folder / LOG
+        where = f"; its log is {log}" if log.exists() else ""
+        print(f"failed: {run.name}: {progress.reasons[run.name]}{where}", file=sys.stderr)
+    if asked():
+        raise KeyboardInterrupt
+    return failed
+
+
+def show(targets: Sequence[str], steps: int | None, seeds: Sequence[int], only: Only) -> None:
+    """Print the targets, the number of their runs, and an estimate of the time that they take here.
+
+    One kind of training step is measured (RLOO, K = 2, nonlinear, Bernoulli) on one core; every run takes longer in
+    proportion to its multiplications, and the cores share the runs.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from doublecv.lab.sweep.cost import multiplications_per_second, work
+    from doublecv.lab.sweep.progress import duration
+
+    def planned(*names: str) -> tuple[str, str]:
+        runs = plan(Path(), names, steps, seeds, only, "").runs
+        return str(len(runs)), duration(sum(map(work, runs)) / speed / min(cores(), max(1, len(runs))))
+
+    speed = multiplications_per_second()
+    table = Table(
+        title=f"{'1,000,000' if steps is None else f'{steps:,}'} steps, {_count(len(seeds), 'seed')}",
+        caption=f"time on {_count(cores(), 'core')}: a training step of RLOO with K = 2 was measured here, the others "
+        "are estimated from their multiplications; a run that targets share is one run",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in ("target", "what it shows"):
+        table.add_column(heading, no_wrap=heading == "target")
+    for heading in ("runs", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in targets:
+        table.add_row(name, TARGETS[name].summary, *planned(name))
+    if len(targets) > 1:
+        table.add_section()
+        table.add_row(ALL if len(targets) == len(TARGETS) else "together", "", *planned(*targets))
+    Console().print(table)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,70 +1,110 @@
-"""How much work a run is, in multiplications: what lists of targets and remaining times are reckoned with.
+"""Estimate the cost of a run in multiplications, for `--list` and the time left.
 
-A layer takes one pass of its matrix product forward and two backward (its inputs' and its weights' gradient). The
-points of the relaxed control variates are differentiated twice, which takes two more.
+A layer takes one pass of its matrix product forward and two backward (the gradients of its inputs and of its weights).
+The points of the relaxed control variates are differentiated twice, which takes two more.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import version
+
 from doublecv import estimators
-from doublecv.lab.sweep.sweep import SweepRun
+from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.files import write_atomically
+from doublecv.lab.data.catalogue import size
+from doublecv.lab.data.fetch import cache_folder
+from doublecv.lab.sweep.plan import SweepRun, processor
 from doublecv.lab.sweep.targets import own_samples
 
-IMAGES = {
-    "digits": (1_500, 300),
-    "mnist": (60_000, 10_000),
-    "fashion-mnist": (60_000, 10_000),
-    "omniglot": (24_345, 8_115),
-}
-"""Training with validation, and test."""
-
-PROGRAM = 1e11
-"""What it costs to compile a program, in multiplications: some seconds."""
+COMPILATION = 1e11
+"""The cost of compiling a program, some seconds."""
 
 TOY_OPERATION = 400
-"""What drawing one binary variable and its share of the toy problem's estimate costs, in multiplications."""
+"""The cost of one binary variable in one estimate of the toy problem."""
 
 BENCH_STEPS = 10
-"""Steps that the benchmark's every call makes."""
+"""The steps of one call of the benchmark."""
+
+CACHE = "speed.json"
+
+MEASURE = """
+from doublecv.estimators import make
+from doublecv.lab.bench.timing import time_interleaved
+from doublecv.lab.bench.jax import STEPS, step
+print(time_interleaved({"rloo": step(make("rloo", 2))}, 3, 5, STEPS)["rloo"].median)
+"""
+"""The milliseconds of a training step, in a process of its own that has one thread, as a run has."""
 
 
 def work(run: SweepRun) -> float:
-    """The multiplications of a whole run."""
+    """Return the multiplications of a complete run."""
     settings = run.settings
     if run.kind == "toy":
         records = settings["iterations"] / settings["every"]
         draws = settings["draws"] * records * settings["seeds"] * len(settings["estimators"])
         variables = draws * settings["samples"] * settings["dimension"]
-        return float(TOY_OPERATION * variables + PROGRAM * len(settings["estimators"]))
+        return float(TOY_OPERATION * variables + COMPILATION * len(settings["estimators"]))
     if run.kind == "bench":
         timed = [(name, samples) for samples in settings["samples"] for name in settings["estimators"]]
         steps: int = BENCH_STEPS * settings["calls"] * settings["rounds"]
-        return 2 * PROGRAM * len(timed) + steps * sum(
+        return 2 * COMPILATION * len(timed) + steps * sum(
             step_work(name, own_samples(name, samples), "nonlinear", 784, 100) for name, samples in timed
         )
-    pixels = 64 if settings["dataset"] == "digits" else 784
-    seen, tested = IMAGES[settings["dataset"]]
-    encoder, decoder = _weights(settings["network"], pixels, settings["latents"])
+    images = size(settings["dataset"])
+    encoder, decoder = _weights(settings["network"], images.pixels, settings["latents"])
     samples, steps = settings["samples"], settings["steps"]
+    one_step = step_work(
+        settings["estimator"], samples, settings["network"], images.pixels, settings["batch"], settings["latents"]
+    )
     return float(
-        PROGRAM
-        + steps * step_work(settings["estimator"], samples, settings["network"], pixels, settings["batch"])
-        + steps / settings["evaluate_every"] * seen * (encoder + samples * decoder)
-        + tested * (2 * encoder + (samples + settings["bound_samples"]) * decoder)
+        COMPILATION
+        + steps * one_step
+        + steps / settings["evaluate_every"] * (images.train + images.validation) * (encoder + samples * decoder)
+        + images.test * (2 * encoder + (samples + settings["bound_samples"]) * decoder)
     )
 
 
 def step_work(name: str, samples: int, network: str, pixels: int, batch: int, latents: int = 200) -> float:
-    """The multiplications of one training step."""
+    """Return the multiplications of one training step."""
     encoder, decoder = _weights(network, pixels, latents)
     estimator = estimators.make(name, samples)
-    passes = 5 if estimator.relaxed_points else 3
+    passes = 5 if estimator.needs.relaxed_points else 3
     return float(batch * (3 * encoder + passes * estimator.evaluations * decoder))
 
 
 def _weights(network: str, pixels: int, latents: int, hidden: int = 200) -> tuple[int, int]:
-    """The weights of the encoder and of the decoder."""
+    """Return the numbers of weights of the encoder and of the decoder."""
     if network == "linear":
         return pixels * latents, latents * pixels
     weights = pixels * hidden + hidden * hidden + hidden * latents
     return weights, weights
+
+
+def multiplications_per_second() -> float:
+    """Return the speed of one core in training, from the user's cache or measured now."""
+    from doublecv.lab.sweep.worker import single_threaded
+
+    machine = {"processor": processor(), "jax": version("jax")}
+    path = cache_folder() / CACHE
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        held = json.loads(path.read_bytes())
+        if {key: held[key] for key in machine} == machine and 0 < held["multiplications_per_second"] < 1e18:
+            return float(held["multiplications_per_second"])
+    print("measuring a training step ...", file=sys.stderr)
+    environment = os.environ | single_threaded()
+    found = subprocess.run(
+        [sys.executable, "-c", MEASURE], env=environment, capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        raise InputError(f"a training step could not be measured: {(found.stderr.splitlines() or ['no reason'])[-1]}")
+    speed = step_work("rloo", 2, "nonlinear", 784, 100) / (float(found.stdout) / 1000)
+    # A cache that cannot be written costs another measurement the next time.
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(machine | {"multiplications_per_second": speed}).encode())
+    return speed

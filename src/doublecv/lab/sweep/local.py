@@ -1,77 +1,113 @@
-"""The runs of a sweep on this machine: one process a core, each with one thread."""
+"""Workers on this machine: one process per core, each with one thread."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from selectors import EVENT_READ, DefaultSelector
 
-from doublecv.lab.common.errors import InputError
-from doublecv.lab.sweep.progress import SweepProgress
-from doublecv.lab.sweep.sweep import FAILURE, LOG, Sweep, SweepRun
-from doublecv.lab.sweep.worker import STOPPED, failure, prepare, single_threaded
-
-PAUSE = 0.1
-"""Seconds from one look at the processes to the next."""
+from doublecv.lab.common.files import write_atomically
+from doublecv.lab.sweep.engine import Ended
+from doublecv.lab.sweep.plan import FAILURE, LOG, Sweep, SweepRun
+from doublecv.lab.sweep.worker import single_threaded
 
 
-def carry_out(
-    sweep: Sweep, runs: Sequence[SweepRun], cores: int, progress: SweepProgress, stop: Callable[[], bool]
-) -> None:
-    """Do all runs that are not done; when `stop` says so, let the running ones save, and return.
+@dataclass
+class _Process:
+    """A worker process and the run that it executes, if any."""
 
-    One that fails does not keep the others from their turn.
-    """
-    waiting = [run for run in runs if not run.is_done()]
-    running: dict[str, tuple[SweepRun, subprocess.Popen[bytes]]] = {}
+    popen: subprocess.Popen[str]
+    threads: str
+    run: SweepRun | None = None
+
+
+@contextmanager
+def local_workers(sweep: Sweep, cores: int) -> Iterator[LocalWorkers]:
+    """Provide workers for a sweep, and end all of them on leaving."""
+    workers = LocalWorkers(sweep, cores)
     try:
-        while running or (waiting and not stop()):
-            while waiting and not stop() and _has_room(waiting[0], [run for run, _ in running.values()], cores):
-                run = waiting.pop(0)
-                try:
-                    running[run.name] = run, _start(sweep, run)
-                except (InputError, OSError) as error:
-                    progress.end(run, "failed", str(error))
-                else:
-                    progress.begin(run)
-            time.sleep(PAUSE)
-            if stop():
-                progress.stopping()
-                for _, process in running.values():
-                    process.terminate()
-            for run, process in list(running.values()):
-                if (status := process.poll()) is not None:
-                    del running[run.name]
-                    progress.end(run, *_how_it_ended(run, status, stop()))
+        yield workers
     finally:
-        for _, process in running.values():
-            process.kill()
-            process.wait()
+        workers.close()
 
 
-def _has_room(run: SweepRun, running: Sequence[SweepRun], cores: int) -> bool:
-    """A benchmark has the machine for itself."""
-    if any("bench" in (run.kind, other.kind) for other in running):
-        return False
-    return len(running) < cores
+class LocalWorkers:
+    """Processes that are started when they are needed and used for many runs."""
 
+    def __init__(self, sweep: Sweep, cores: int) -> None:
+        self._sweep, self._cores = sweep, cores
+        self._processes: list[_Process] = []
 
-def _start(sweep: Sweep, run: SweepRun) -> subprocess.Popen[bytes]:
-    prepare(run)
-    environment = os.environ | ({} if run.kind == "bench" else single_threaded()) | {"COLUMNS": "120"}
-    command = [sys.executable, "-m", "doublecv.lab.sweep.worker", str(sweep.folder), run.name]
-    with (run.folder / LOG).open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+    def has_room(self, run: SweepRun) -> bool:
+        """Return whether a core is free; a benchmark has the machine for itself."""
+        running = [process.run for process in self._processes if process.run is not None]
+        if any("bench" in (run.kind, other.kind) for other in running):
+            return False
+        return len(running) < self._cores
 
+    def submit(self, run: SweepRun) -> None:
+        """Hand the run to an idle process, or to a new one; a benchmark uses all threads."""
+        threads = "all" if run.kind == "bench" else "one"
+        idle = (each for each in self._processes if each.run is None and each.threads == threads)
+        process = next(idle, None) or self._start(threads)
+        process.run = run
+        assert process.popen.stdin is not None
+        try:
+            process.popen.stdin.write(f"{run.name}\n")
+            process.popen.stdin.flush()
+        except OSError:
+            return  # it has ended, which `wait` finds
 
-def _how_it_ended(run: SweepRun, status: int, stopping: bool) -> tuple[str, str]:
-    """In a word, and the reason if it failed."""
-    if status == 0:
-        return "done", ""
-    if stopping and (status == STOPPED or status < 0):
-        return "stopped", ""
-    if status < 0:
-        (run.folder / FAILURE).write_text(f"killed by signal {-status}\n")
-    return "failed", failure(run)
+    def wait(self, seconds: float) -> list[Ended]:
+        """Return the runs that have ended."""
+        busy = {each.popen.stdout: each for each in self._processes if each.run is not None}
+        with DefaultSelector() as selector:
+            for pipe in busy:
+                selector.register(pipe, EVENT_READ)  # type: ignore[arg-type]
+            if not busy:
+                time.sleep(seconds)
+                return []
+            return [self._ended(busy[key.fileobj]) for key, _ in selector.select(seconds)]  # type: ignore[index]
+
+    def request_stop(self) -> None:
+        """Send SIGTERM to the processes that are running something."""
+        for process in self._processes:
+            if process.run is not None:
+                process.popen.terminate()
+
+    def close(self) -> None:
+        """End all processes: idle ones at the end of their input, others at once."""
+        for process in self._processes:
+            if process.run is not None:
+                process.popen.kill()
+            process.popen.communicate()
+        self._processes = []
+
+    def _start(self, threads: str) -> _Process:
+        environment = os.environ | (single_threaded() if threads == "one" else {"COLUMNS": "120"})
+        command = [sys.executable, "-m", "doublecv.lab.sweep.worker", str(self._sweep.folder)]
+        pipe = subprocess.PIPE
+        process = _Process(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment), threads)
+        self._processes.append(process)
+        return process
+
+    def _ended(self, process: _Process) -> Ended:
+        assert process.popen.stdout is not None
+        assert process.run is not None
+        run, process.run = process.run, None
+        if answer := process.popen.stdout.readline():
+            status, reason = json.loads(answer)
+            return Ended(run, status, reason)
+        self._processes.remove(process)
+        process.popen.communicate()
+        status = process.popen.returncode or 1
+        reason = f"killed by signal {-status}" if status < 0 else f"the worker ended with status {status}"
+        if (run.folder / LOG).exists():
+            write_atomically(run.folder / FAILURE, f"{reason}\n".encode())
+        return Ended(run, status, reason)

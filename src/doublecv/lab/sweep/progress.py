@@ -1,13 +1,13 @@
-"""One display for all runs of a sweep: done, running with step and ELBO, waiting, time left."""
+"""Display all runs of a sweep: done, running with step and ELBO, waiting, time left."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,15 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from doublecv.lab.sweep.cost import work
-from doublecv.lab.sweep.sweep import SweepRun
+from doublecv.lab.sweep.plan import SweepRun
 from doublecv.lab.train.metrics import FILE as METRICS
 
 TAIL = 4096
-"""Bytes at the end of the metrics that surely hold a whole line."""
+"""Bytes at the end of the metrics that are sure to hold a complete line."""
 
 
 class SweepProgress:
-    """The display, on standard error. Without a terminal a line tells of every run that ends, and that is all."""
+    """Display a sweep on standard error; without a terminal, print one line for every run that ends."""
 
     def __init__(self, runs: Sequence[SweepRun]) -> None:
         self.runs = runs
@@ -35,7 +35,7 @@ class SweepProgress:
         self._kept = len(self.ended)
         self._is_stopping = False
         self._work = {run.name: work(run) for run in runs}
-        self._share_at_start = {run.name: self._share(run) for run in runs}
+        self._fraction_at_start = {run.name: self._fraction_done(run) for run in runs}
         self._started = time.monotonic()
         self._live = Live(console=self.console, get_renderable=self._draw, refresh_per_second=2, transient=True)
 
@@ -53,11 +53,11 @@ class SweepProgress:
             self._live.stop()
 
     def begin(self, run: SweepRun) -> None:
-        """A run starts or goes on."""
+        """Show a run as running."""
         self.running[run.name] = run
 
     def end(self, run: SweepRun, how: str, reason: str = "") -> None:
-        """A run has come to its end, "done", "failed" for a reason, or "stopped"."""
+        """Report that a run has ended: "done", "failed" for a reason, or "stopped"."""
         self.running.pop(run.name, None)
         self.ended[run.name] = how
         if reason:
@@ -73,26 +73,27 @@ class SweepProgress:
         self._say("  ".join(words))
 
     def stopping(self) -> None:
-        """Ctrl-C was noticed; it takes a moment."""
+        """Report that Ctrl-C was noticed; saving takes a moment."""
         if not self._is_stopping and self.running:
             self._say("stopping: the runs save first")
         self._is_stopping = True
 
     def seconds_left(self) -> float | None:
-        """At the pace since the start, None before anything can be said."""
-        shares = self._share_at_start | {run.name: self._share(run) for run in self.running.values()}
-        shares |= {name: 1.0 for name, how in self.ended.items() if how == "done"}
-        done = sum(self._work[name] * (share - self._share_at_start[name]) for name, share in shares.items())
-        left = sum(self._work[name] * (1 - share) for name, share in shares.items() if name not in self.ended)
+        """Return the time left at the pace since the start, None before there is one."""
+        fractions = self._fraction_at_start | {run.name: self._fraction_done(run) for run in self.running.values()}
+        fractions |= {name: 1.0 for name, how in self.ended.items() if how == "done"}
+        done = sum(
+            self._work[name] * (fraction - self._fraction_at_start[name]) for name, fraction in fractions.items()
+        )
+        left = sum(self._work[name] * (1 - fraction) for name, fraction in fractions.items() if name not in self.ended)
         seconds = time.monotonic() - self._started
         return None if done <= 0 else left * seconds / done
 
-    def _share(self, run: SweepRun) -> float:
-        """How much of a run is done, from 0 to 1."""
+    def _fraction_done(self, run: SweepRun) -> float:
+        """Return how much of a run is done, from 0 to 1."""
         if self.ended.get(run.name) == "done":
             return 1.0
-        step: float = last_records(run.folder).get("step", 0)
-        return step / run.settings["steps"] if run.kind == "train" else 0.0
+        return last_records(run.folder).get("step", 0) / run.settings["steps"] if run.kind == "train" else 0.0
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -117,25 +118,23 @@ class SweepProgress:
         return Group(Text("  ".join(counts).rstrip()), lines)
 
 
-def last_records(folder: Path) -> dict[str, Any]:
-    """The last values of a training run's metrics, {} if there are none yet."""
+def last_records(folder: Path) -> dict[str, float]:
+    """Return the last numbers of a training run's metrics, {} if there are none yet."""
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL))
             lines = file.read().split(b"\n")[:-1]
     except OSError:
         return {}
-    last: dict[str, Any] = {}
+    last: dict[str, float] = {}
     for line in lines:
-        try:
-            last |= json.loads(line)
-        except ValueError:
-            continue
+        with suppress(ValueError, AttributeError):
+            last |= {name: value for name, value in json.loads(line).items() if type(value) in (int, float)}
     return last
 
 
 def duration(seconds: float) -> str:
-    """A time for people: "40 s", "12 min", "3.4 h", "17 days"."""
+    """Return a time for people: "40 s", "12 min", "3.4 h", "17 days"."""
     for unit, length, until in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
         if seconds < until:
             return f"{seconds / length:.1f} {unit}" if unit == "h" else f"{seconds / length:.0f} {unit}"

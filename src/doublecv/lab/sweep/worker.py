@@ -1,33 +1,35 @@
-"""One run of a sweep, in a process of its own: `python -m doublecv.lab.sweep.worker SWEEP NAME`.
+"""Execute runs of a sweep: `python -m doublecv.lab.sweep.worker SWEEP` runs those that standard input names.
 
-A training run goes on from its last checkpoint; a toy problem or a benchmark begins anew. SIGTERM asks a training run
-to save and stop, and ends the others.
+One process serves one core for the whole sweep, so that Python and JAX start once per core and not once per run; a
+cache on disk spares the compilation of programs that differ only in their seed. A training run resumes from its last
+checkpoint; a toy problem or a benchmark starts again. SIGTERM asks a training run to save and stop and ends others.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from doublecv.lab.common import run_folder
-from doublecv.lab.common.files import locked
-from doublecv.lab.sweep.sweep import BENCH, FAILURE, SweepRun, load
-from doublecv.lab.sweep.targets import train_settings
-from doublecv.lab.train import settings as train_folder
+from doublecv.lab.common.files import locked, write_atomically
+from doublecv.lab.data.fetch import cache_folder
+from doublecv.lab.sweep.engine import STOPPED
+from doublecv.lab.sweep.plan import BENCH, FAILURE, LOG, SweepRun, load, processor
+from doublecv.lab.train import settings as train_settings
 
-STOPPED = 130
-"""The exit status of a run that was asked to stop, and did."""
-
-PATIENCE = 120.0
-"""Seconds to wait for the lock: a worker that was cut off from those who started it may take a while to stop."""
+LOCK_TIMEOUT = 120.0
+"""Seconds to wait for a run's lock: a worker that lost its parent may take a while to stop."""
 
 
 def single_threaded() -> dict[str, str]:
-    """What a process's environment must hold for JAX to keep to one core."""
+    """Return the environment variables that keep JAX on one core."""
     flags = os.environ.get("XLA_FLAGS", "")
     threads = "--xla_cpu_multi_thread_eigen=false"
     return {
@@ -35,39 +37,77 @@ def single_threaded() -> dict[str, str]:
         "NPROC": "1",
         "OMP_NUM_THREADS": "1",
         "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
-    }
+        "COLUMNS": "120",
+    } | _compilation_cache()
 
 
-def prepare(run: SweepRun) -> None:
-    """Make the run's folder, so that there is a place for its log."""
+def _compilation_cache() -> dict[str, str]:
+    """Return where JAX keeps compiled programs: one folder per processor, as the programs are for one."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return {}
+    folder = cache_folder() / f"compiled-{hashlib.sha256(processor().encode()).hexdigest()[:12]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return {}
+    return {"JAX_COMPILATION_CACHE_DIR": str(folder)} if os.access(folder, os.W_OK) else {}
+
+
+def run(run: SweepRun, stop: Callable[[], bool], note: str = "") -> tuple[int, str]:
+    """Execute the run, or what is left of it, with its output in log.txt; return its exit status and why it failed.
+
+    Args:
+        run: the run.
+        stop: returns whether to save and stop.
+        note: a line for the log.
+    """
+    try:
+        _prepare(run)
+        with _output_to(run.folder / LOG), locked(run.folder, LOCK_TIMEOUT):
+            if note:
+                print(note, flush=True)
+            try:
+                {"train": _train, "toy": _toy, "bench": _bench}[run.kind](run, stop)
+            except Exception:
+                traceback.print_exc()
+                raise
+    except KeyboardInterrupt:
+        return STOPPED, ""
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if (run.folder / LOG).exists():
+            write_atomically(run.folder / FAILURE, f"{reason}\n".encode())
+        return 1, reason
+    return 0, ""
+
+
+def _prepare(run: SweepRun) -> None:
+    """Make the run's folder, for its log."""
     if run.kind != "train":
         run.folder.mkdir(parents=True, exist_ok=True)
-    elif not train_folder.is_started(run.folder):
-        train_folder.write(run.folder, train_settings(run.settings))
+    elif not train_settings.is_started(run.folder):
+        train_settings.write(run.folder, train_settings.TrainSettings.from_json(run.settings))
     (run.folder / FAILURE).unlink(missing_ok=True)
 
 
-def failure(run: SweepRun) -> str:
-    """Why it failed, in one line."""
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Append all output, also that of compiled libraries, to a file, without following a link."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    before = os.dup(1), os.dup(2)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     try:
-        return (run.folder / FAILURE).read_text().strip()
-    except OSError:
-        return "no reason was given"
-
-
-def carry_out(run: SweepRun, stop: Callable[[], bool]) -> int:
-    """Do the run, or what is left of it, in a folder that is prepared; the exit status, 0 if it is done now."""
-    try:
-        with locked(run.folder, PATIENCE):
-            {"train": _train, "toy": _toy, "bench": _bench}[run.kind](run, stop)
-    except KeyboardInterrupt:
-        return STOPPED
-    except Exception as error:
-        traceback.print_exc()
-        sentence = f"{type(error).__name__}: {error}".replace("\n", " ")
-        (run.folder / FAILURE).write_text(f"{sentence}\n")
-        return 1
-    return 0
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(before, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(log)
 
 
 def _train(run: SweepRun, stop: Callable[[], bool]) -> None:
@@ -79,7 +119,7 @@ def _train(run: SweepRun, stop: Callable[[], bool]) -> None:
     def notice(sentence: str) -> None:
         print(sentence, flush=True)
 
-    settings = train_settings(run.settings)
+    settings = train_settings.TrainSettings.from_json(run.settings)
     Console().print(table(train(settings, run.folder, callbacks=Callbacks(notice=notice, stop=stop))))
 
 
@@ -91,8 +131,7 @@ def _toy(run: SweepRun, stop: Callable[[], bool]) -> None:
     from doublecv.lab.toy.problem import ToySettings
     from doublecv.lab.toy.results import METRICS, table, write_metrics
 
-    settings = ToySettings.from_json(run.settings)
-    results = toy.run(settings)
+    results = toy.run(ToySettings.from_json(run.settings))
     with (run.folder / METRICS).open("w", newline="") as file:
         write_metrics(results, file)
     write_figures(results, run.folder)
@@ -108,20 +147,20 @@ def _bench(run: SweepRun, stop: Callable[[], bool]) -> None:
     bench(BenchSettings(**{**run.settings, **lists, "out": run.folder / BENCH}))
 
 
-def main(sweep: str, name: str) -> None:
-    """Do the run of that name; standard output and standard error are its log."""
-    # Ctrl-C reaches all processes of the terminal; the one that started this one then says what to do.
+def main(folder: str) -> None:
+    """Run the runs that standard input names, one per line, and answer each with its status and reason as JSON."""
+    # Ctrl-C reaches all processes of the terminal; the parent then says what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run = load(Path(sweep)).run(name)
-    parent, asked = os.getppid(), False
+    sweep, parent, requested = load(Path(folder)), os.getppid(), False
 
     def request(*_: object) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal requested
+        requested = True
 
-    if run.kind == "train":
-        signal.signal(signal.SIGTERM, request)
-    sys.exit(carry_out(run, lambda: asked or os.getppid() != parent))
+    while name := sys.stdin.readline().strip():
+        each = sweep.run(name)
+        signal.signal(signal.SIGTERM, request if each.kind == "train" else signal.SIG_DFL)
+        print(json.dumps(run(each, lambda: requested or os.getppid() != parent)), flush=True)
 
 
 if __name__ == "__main__":
