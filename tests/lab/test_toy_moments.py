@@ -1,13 +1,11 @@
 """The exact variance for any D against the enumeration of all outcomes for small D."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from doublecv.diagnostics import exact_moments, optimal_alpha
 
 import doublecv as dcv
-from doublecv.estimators import make, names
+from doublecv.estimators import fixed_coefficients, make, names
+from doublecv.exact import exact_moments
 from doublecv.lab.toy import exact as toy_moments
 from doublecv.lab.toy.exact import exact_optimal_alpha, exact_variance, has_exact_variance
 from doublecv.lab.toy.problem import ToyProblem
@@ -16,10 +14,12 @@ PROBLEM = ToyProblem()
 
 
 def estimator_of(name, samples):
-    estimator = make(name, samples=samples)
-    return (
-        dataclasses.replace(estimator, expected_f=PROBLEM.expected_f) if isinstance(estimator, dcv.RStar) else estimator
-    )
+    options = {"expected_f": PROBLEM.expected_f} if name == "r-star" else {}
+    return make(name, samples=samples, **options)
+
+
+def enumerated_variance(estimator, q, coefficients):
+    return exact_moments(PROBLEM.f, q, estimator, fixed_coefficients(coefficients), df=PROBLEM.df).variance
 
 
 def takes(name, samples):
@@ -44,10 +44,8 @@ def test_known_are_all_estimators_of_the_paper():
 @pytest.mark.parametrize(("name", "samples"), KNOWN)
 def test_exact_variance_is_that_of_all_outcomes(name, samples, dimension):
     estimator, q = estimator_of(name, samples), q_of(dimension)
-    if isinstance(estimator, dcv.estimators.LinearEstimator):
-        estimator = dataclasses.replace(estimator, learning="gradient")
-    coefficients = dict.fromkeys(estimator.coefficients(), -0.3)
-    enumerated = exact_moments(estimator, PROBLEM.f, q, coefficients, PROBLEM.df).variance
+    coefficients = dict.fromkeys(estimator.needs.coefficients, -0.3)
+    enumerated = enumerated_variance(estimator, q, coefficients)
     np.testing.assert_allclose(exact_variance(PROBLEM, estimator, q, coefficients), enumerated, rtol=1e-10)
 
 
@@ -57,13 +55,14 @@ def test_exact_variance_is_that_of_all_outcomes(name, samples, dimension):
 )
 def test_optimal_alpha_is_that_of_all_outcomes(name, samples, dimension):
     estimator, q = estimator_of(name, samples), q_of(dimension)
-    enumerated = optimal_alpha(estimator, PROBLEM.f, q, df=PROBLEM.df)
+    below, middle, above = (enumerated_variance(estimator, q, {"alpha": alpha}).sum() for alpha in (-2, 0, 2))
+    enumerated = (below - above) / (below + above - 2 * middle)
     np.testing.assert_allclose(exact_optimal_alpha(PROBLEM, estimator, q), enumerated, rtol=1e-10)
 
 
 def test_learned_baseline_of_reinforce_counts():
     estimator, q = dcv.Reinforce(samples=2, learned_baseline=True), q_of(3)
-    enumerated = exact_moments(estimator, PROBLEM.f, q, {"baseline": 0.2}).variance
+    enumerated = enumerated_variance(estimator, q, {"baseline": 0.2})
     np.testing.assert_allclose(exact_variance(PROBLEM, estimator, q, {"baseline": 0.2}), enumerated, rtol=1e-10)
 
 

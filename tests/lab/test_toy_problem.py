@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from doublecv.diagnostics.exact import exact_gradient, support
 
 import doublecv as dcv
+from doublecv.exact import exact_gradient, support
 from doublecv.lab.toy.problem import ToyProblem
 
 PROBLEM = ToyProblem(target=0.3)

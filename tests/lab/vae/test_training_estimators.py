@@ -1,15 +1,22 @@
 """Any registered estimator trains, with both families of latents and both likelihoods."""
 
+from dataclasses import replace
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv import estimators
-from doublecv.lab.train.step import make_step
-from problems import samples_for
+from doublecv.lab.train.step import loss, make_model, make_step, start_estimator
+from doublecv.lab.vae.batches import observe
 
 TRAINABLE = [name for name in estimators.names() if name != "r-star"]
+
+
+def samples_for(name):
+    return max(2, estimators.make(name, samples=4).needs.minimum_samples)
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
@@ -17,11 +24,11 @@ def test_any_estimator_trains_binary_latents(name):
     settings = tiny_settings(estimator=name, samples=samples_for(name))
     program = make_step(settings, tiny_dataset())
     state = program.start()
-    start = jax.tree.map(np.array, (state.model, state.coefficients))
+    start = jax.tree.map(np.array, (state.model, state.estimator.learned[:2]))
     state, report = program.chunk(state, 0, 3)
     assert int(report.first_bad_step) == -1
     assert np.isfinite([report.elbo, report.encoder_variance, report.logits_variance]).all()
-    end = (state.model, state.coefficients)
+    end = (state.model, state.estimator.learned[:2])
     unmoved = [np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start, end)), strict=True)]
     assert not any(unmoved)
 
@@ -35,3 +42,27 @@ def test_categorical_latents_and_gaussian_likelihood(name, kl):
     assert int(report.first_bad_step) == -1
     assert state.tracker.logits.shape == (12,)
     assert np.isfinite(float(report.elbo))
+
+
+@pytest.mark.parametrize("name", ["disarm", "arms"])
+def test_the_decoder_can_train_on_independent_samples(name):
+    """The encoder's gradient is that of the coupled samples; the decoder's has the same mean as with them."""
+    settings = tiny_settings(estimator=name, batch=20)
+    dataset = tiny_dataset()
+    model = make_model(settings, 6, jax.random.key(0))
+    learned = start_estimator(settings, model).learned
+    y = observe(jax.random.key(1), dataset.train[:20], "bernoulli")
+    shift = np.zeros((20, model.encoder.outputs), np.float32)
+
+    def gradients(decoder_samples, key):
+        of = replace(settings, decoder_samples=decoder_samples)
+        return jax.grad(loss, argnums=1)(of, model, learned, shift, y, key)
+
+    keys = jax.random.split(jax.random.key(2), 3000)
+    shared, independent = (jax.jit(jax.vmap(partial(gradients, kind)))(keys) for kind in ("shared", "independent"))
+    for a, b in zip(*(jax.tree.leaves(tree.encoder) for tree in (shared, independent)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(*(jax.tree.leaves(tree.decoder) for tree in (shared, independent)), strict=True):
+        assert not np.allclose(a, b)
+        error = np.sqrt((np.var(a, axis=0) + np.var(b, axis=0)) / len(keys))
+        assert np.all(np.abs(np.mean(a, axis=0) - np.mean(b, axis=0)) < 6 * error + 1e-6)

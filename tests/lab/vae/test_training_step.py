@@ -77,7 +77,7 @@ def test_training_raises_the_elbo_and_learns_alpha():
     elbos = [float(report.elbo) for report in reports]
     assert elbos[0] < elbos[1] < elbos[2]
     assert elbos[2] > -1.2
-    assert abs(float(state.coefficients["alpha"])) > 0.05
+    assert abs(float(state.estimator.learned.numbers["alpha"])) > 0.05
 
 
 def test_the_first_step_that_is_not_finite_is_named():
@@ -98,7 +98,7 @@ def test_a_learning_rate_that_blows_up_is_noticed_within_the_chunk():
 
 
 def test_more_images_a_step_than_there_are():
-    with pytest.raises(InputError, match="--batch must be at most 60, the training images of tiny; got 61"):
+    with pytest.raises(InputError, match="--batch must be at most 60, the number of training images of tiny; got 61"):
         make_step(tiny_settings(batch=61), tiny_dataset())
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from doublecv.diagnostics import exact_gradient
 from tiny_images import tiny_dataset, tiny_settings
 
+from doublecv.exact import exact_gradient
 from doublecv.lab.train.step import make_model
 from doublecv.lab.vae.objective import bounds, elbo, log_prior
 

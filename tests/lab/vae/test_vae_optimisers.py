@@ -2,26 +2,35 @@
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from doublecv.lab.train import variance_tracker
-from doublecv.lab.train.optimizers import Adam, average
+from doublecv.lab.train.optimizers import adam, average
 
 
 def test_adam_takes_the_steps_of_its_definition():
     random = np.random.RandomState(0)
     parameters = {"w": jnp.array(random.randn(3, 2), jnp.float32), "b": jnp.zeros(2)}
-    adam = Adam(0.01, first_decay=0.8)
-    moments = adam.start(parameters)
+    optimizer = adam(0.01, first_decay=0.8)
+    state = optimizer.init(parameters)
     p, m, v = np.asarray(parameters["w"], dtype=float), np.zeros((3, 2)), np.zeros((3, 2))
     for step in range(5):
         g = random.randn(3, 2)
         gradient = {"w": jnp.array(g, jnp.float32), "b": jnp.ones(2)}
-        parameters, moments = adam.update(parameters, gradient, moments, jnp.int32(step))
+        updates, state = optimizer.update(gradient, state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
         m, v = 0.8 * m + 0.2 * g, 0.999 * v + 0.001 * g**2
         rate = 0.01 * np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.8 ** (step + 1))
         p = p - rate * m / (np.sqrt(v) + 1e-7)
         np.testing.assert_allclose(parameters["w"], p, rtol=2e-5)
     np.testing.assert_allclose(parameters["b"], -0.05, rtol=2e-4)
+
+
+def test_a_scale_of_zero_moves_nothing():
+    optimizer = adam(0.1)
+    updates, state = optimizer.update(jnp.ones(3), optimizer.init(jnp.zeros(3)), scale=jnp.float32(0))
+    assert not updates.any()
+    assert state.steps == 1
 
 
 def test_the_tracker_finds_the_variance_of_steady_noise():

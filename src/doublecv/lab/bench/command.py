@@ -8,7 +8,7 @@ from dataclasses import asdict
 from doublecv import estimators
 from doublecv.estimators import Estimator
 from doublecv.lab.bench.problem import Floors, StepsPerCall, Workloads
-from doublecv.lab.bench.results import BASELINE, FLOOR, NOT_TIMED, BenchSettings, Row, table
+from doublecv.lab.bench.results import BASELINE, FLOOR, BenchSettings, Row, table, timed
 from doublecv.lab.bench.timing import Timing, time_interleaved
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
@@ -67,13 +67,12 @@ def _library(settings: BenchSettings) -> tuple[str, Workloads, Floors, StepsPerC
 def _chosen(given: tuple[str, ...], samples: int) -> dict[str, Estimator]:
     """Return RLOO and the chosen estimators, except those that do not support that number of samples."""
     chosen = {}
-    for name in dict.fromkeys((BASELINE, *(given or estimators.names()))):
-        if name in NOT_TIMED:
-            continue
+    for name in dict.fromkeys((BASELINE, *(given or timed()))):
         try:
             estimator = estimators.make(name, samples=samples)
-            least = estimator.minimum_samples
-            chosen[name] = estimators.make(name, samples=least) if estimator.relaxed_points else estimator
+            # REBAR and RELAX have one sample in the comparison of the paper.
+            least = estimator.needs.minimum_samples
+            chosen[name] = estimators.make(name, samples=least) if estimator.needs.relaxed_points else estimator
         except ValueError as error:
             if name in given or name == BASELINE:
                 raise InputError(f"--samples {samples} does not fit --estimators {name}: {error}") from error

@@ -30,14 +30,12 @@ STEP_ENCODER, STEP_DECODER = (PIXELS, HIDDEN, HIDDEN, LATENTS), (LATENTS, HIDDEN
 """The widths of the VAE in the "step" workload: the nonlinear network of the paper."""
 
 FEATURES = HIDDEN + LATENTS
-"""The context of a learned surrogate: the encoder's last hidden layer and the logits."""
+"""The number of features of the context: the last hidden layer of the encoder and the logits."""
 
 NEGATIVE_SLOPE = 0.3
 """The slope of LeakyReLU below 0."""
 
 LEARNING_RATE = 1e-3
-RELAX_HIDDEN = 137
-"""The units of the network that RELAX learns."""
 
 
 def images() -> Float[np.ndarray, "batch pixels"]:

@@ -182,7 +182,7 @@ def _tables_of(run: SweepRun, runs: Iterable[SweepRun]) -> set[tuple[str, int]]:
 
 def _is_relaxed(run: SweepRun) -> bool:
     name, samples = run.settings["estimator"], run.settings["samples"]
-    return samples == RELAXED_SAMPLES and name in estimators.names() and make(name, samples).relaxed_points > 0
+    return samples == RELAXED_SAMPLES and name in estimators.names() and make(name, samples).needs.relaxed_points > 0
 
 
 def _columns(

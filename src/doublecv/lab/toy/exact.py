@@ -1,17 +1,19 @@
-"""The estimators' exact variance on the toy problem, for any D: what the drawn variance is checked against.
+r"""Compute the exact variance of estimators on the toy problem, for any D.
 
-f is a sum over the variables, which are independent. So the weight that an estimator gives to the score of sample k is
-a sum too, c + sum_m W_mk, where W_mk depends on the K values of variable m alone and has mean 0, and
+f is a sum over independent variables. So the weight that an estimator gives to the score of sample k is also a sum,
+:math:`c + \sum_m W_{mk}`, where :math:`W_{mk}` depends only on the K values of variable m and has mean 0, and
 
-    g_i = scale_i 1/K sum_k (c + sum_m W_mk) y_ik + correction_i,     y = x - mu.
+.. math::
+    g_i = s_i \frac{1}{K} \sum_k \Big(c + \sum_m W_{mk}\Big) y_{ik} + correction_i, \qquad y = x - \mu.
 
-The part of it that depends on variable i alone is uncorrelated with each of those in which another variable m appears,
-and they with each other. So the variance of g_i is the sum of theirs,
+The part that depends only on variable i is uncorrelated with each part in which another variable m appears, and these
+are uncorrelated with each other. So the variance of :math:`g_i` is the sum of their variances,
 
-    Var[scale_i 1/K sum_k (c + W_ik) y_ik + correction_i]
-    + sum_{m != i} scale_i^2 / K^2 sum_kl E[W_mk W_ml] E[y_ik y_il]
+.. math::
+    Var\Big[s_i \frac{1}{K} \sum_k (c + W_{ik}) y_{ik} + correction_i\Big]
+    + \sum_{m \ne i} \frac{s_i^2}{K^2} \sum_{kl} E[W_{mk} W_{ml}] E[y_{ik} y_{il}],
 
-and takes no more than the 2^K patterns of the K values of one variable, with their joint probability.
+which needs only the :math:`2^K` patterns of the K values of one variable, with their joint probabilities.
 """
 
 from __future__ import annotations
@@ -23,20 +25,31 @@ import numpy as np
 
 from doublecv.arrays import Array
 from doublecv.distributions import Bernoulli
-from doublecv.estimators import ARMS, RLOO, DisARM, DoubleCV, Estimator, MuProp, Reinforce, RStar
-from doublecv.estimators.couplings import DirichletCopula
-from doublecv.estimators.leave_one_out import leave_one_out
+from doublecv.estimators import (
+    ARMS,
+    RLOO,
+    DirichletCopula,
+    DisARM,
+    DoubleCV,
+    Estimator,
+    HalfDoubleCV,
+    Independent,
+    MuProp,
+    Reinforce,
+    RStar,
+)
+from doublecv.estimators.averages import leave_one_out
 from doublecv.lab.toy.problem import ToyProblem
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 LARGEST_TABLE = 2_000_000
-"""The most numbers, patterns times K times D, that are held at once; beyond it the variance is not computed."""
+"""The largest table, patterns times K times D, for which the variance is computed."""
 
 
 class _Terms(NamedTuple):
-    """c, W, scale and correction of one estimator, for every pattern of the K values of a variable."""
+    """Hold c, W, s and the correction of one estimator, for every pattern of the K values of a variable."""
 
     weight: Float[np.ndarray, "K patterns D"]
     constant: float = 0.0
@@ -45,25 +58,25 @@ class _Terms(NamedTuple):
 
 
 def has_exact_variance(estimator: Estimator, dimension: int) -> bool:
-    """Whether `exact_variance` knows the estimator and the patterns of K values are few enough."""
-    # The very class: one that is derived from it may have another formula.
-    known = type(estimator) in (Reinforce, RStar, RLOO, DoubleCV, MuProp, DisARM, ARMS)
+    """Return whether `exact_variance` knows the estimator and the patterns of K values are few enough."""
+    # Not isinstance: a derived class may have another formula.
+    known = type(estimator) in (Reinforce, RStar, RLOO, DoubleCV, HalfDoubleCV, MuProp, DisARM, ARMS)
     if isinstance(estimator, DoubleCV):
-        known = known and estimator.coupling == "independent" and estimator.surrogate != "concrete"
+        known = estimator.coupling == Independent()
     return known and 2**estimator.samples * estimator.samples * dimension <= LARGEST_TABLE
 
 
 def exact_variance(
     problem: ToyProblem, estimator: Estimator, q: Bernoulli, coefficients: Mapping[str, Any]
 ) -> Float[np.ndarray, "D"]:
-    """The variance of every coordinate of the gradient; q holds NumPy logits of shape [D]."""
+    """Return the variance of every coordinate of the gradient; q holds NumPy logits of shape [D]."""
     if not has_exact_variance(estimator, q.event_shape[0]):
         raise ValueError(
             f"estimator must be one with a known variance and few samples, got {type(estimator).__name__} with "
             f"{estimator.samples}; see has_exact_variance, or estimate the variance from draws"
         )
     samples = estimator.samples
-    joint = estimator.sampler.joint(q, samples)
+    joint = estimator.needs.coupling.joint(q, samples)
     x = np.asarray(joint.patterns, dtype=float).T[:, :, None]
     y = x - q.mean
     terms = _terms(problem, estimator, q, coefficients, x, y)
@@ -84,12 +97,12 @@ def exact_variance(
 
 
 def exact_optimal_alpha(problem: ToyProblem, estimator: Estimator, q: Bernoulli) -> float:
-    """The alpha of least total variance, which is a parabola in alpha: three of its points give the minimum."""
+    """Return the alpha of least total variance, a parabola in alpha whose minimum follows from three points."""
     below, middle, above = (
         float(np.sum(exact_variance(problem, estimator, q, {"alpha": alpha}))) for alpha in (-1.0, 0.0, 1.0)
     )
     curvature = above + below - 2 * middle
-    # A control variate that is always 0 has no best coefficient, and 0 will do.
+    # A control variate that is always 0 has no best coefficient.
     return (below - above) / (2 * curvature) if curvature > 0 else 0.0
 
 
@@ -116,31 +129,34 @@ def _terms(
         case DisARM():
             # Sample k and sample k + K/2 are a pair, each the other's baseline.
             partner = np.roll(f, estimator.samples // 2, axis=0)
-            return _Terms(f - partner, scale=1 - q.rarer)
+            return _Terms(f - partner, scale=1 - q.min_prob)
         case MuProp():
             df_mean = problem.df(q.mean)
             constant = float(problem.expected_f(q) - problem.f(q.mean))
-            return _Terms(f - df_mean * y, constant=constant, correction=q.covariance(df_mean))
-        case DoubleCV():
-            return _double_cv_terms(problem, estimator, q, coefficients["alpha"], x, y)
+            return _Terms(f - df_mean * y, constant=constant, correction=q.covariance_product(df_mean))
+        case DoubleCV(control=control):
+            return _double_cv_terms(problem, q, coefficients["alpha"], x, y, control, "both")
+        case HalfDoubleCV(keep=keep):
+            return _double_cv_terms(problem, q, coefficients["alpha"], x, y, "leave-one-out", keep)
     raise AssertionError(f"has_exact_variance admits {type(estimator).__name__}")
 
 
 def _double_cv_terms(
     problem: ToyProblem,
-    estimator: DoubleCV,
     q: Bernoulli,
     alpha: float,
     x: Float[np.ndarray, "K patterns 1"],
     y: Float[np.ndarray, "K patterns D"],
+    control: str,
+    keep: str,
 ) -> _Terms:
     f = problem.slope(q) * y
-    if estimator.surrogate == "mean":
+    if control == "mean":
         b, d = problem.df(q.mean) * y, problem.df(q.mean)
     else:
         df = problem.df(np.broadcast_to(x, y.shape))
         b, d = leave_one_out(df) * y, np.mean(df, axis=0)
-    if estimator.keep == "others":
+    if keep == "others":
         return _Terms(f - leave_one_out(f + alpha * b))
-    baseline = leave_one_out(f if estimator.keep == "current" else f + alpha * b)
-    return _Terms(f + alpha * b - baseline, correction=-alpha * q.covariance(d))
+    baseline = leave_one_out(f if keep == "current" else f + alpha * b)
+    return _Terms(f + alpha * b - baseline, correction=-alpha * q.covariance_product(d))

@@ -61,7 +61,7 @@ class ToyProblem:
 
     def gradient(self, q: Bernoulli) -> Float[Array, "*batch D"]:
         r"""Return the gradient of E_q f in the logits, :math:`(1 - 2 p_0) / D \; \mu (1 - \mu)`."""
-        return q.covariance(self.slope(q) * q.xp.ones_like(q.logits))
+        return q.covariance_product(self.slope(q) * q.xp.ones_like(q.logits))
 
 
 @dataclass(frozen=True)

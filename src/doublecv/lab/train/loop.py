@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from doublecv.estimators import make
+from doublecv.estimators import Learned, LinearEstimator, make
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.devices import Devices, devices_for
 from doublecv.lab.common.errors import InputError
@@ -161,7 +161,6 @@ class Run:
         self.devices = devices
         self.written = folder if distributed.is_first() else None
         self.seeds = settings.seed_numbers
-        self.estimator = make(settings.estimator, settings.samples)
         self.program: Program = make_step(settings, dataset, self.seeds if settings.parallel_seeds else None, devices)
         self.compare = make_comparison(settings) if settings.compare_variance else None
         self.seconds: list[tuple[float, int]] = []
@@ -230,7 +229,7 @@ class Run:
         return [
             {"kind": "train", "step": step, "seed": seed}
             | {name: float(getattr(report, name)[index]) for name in ("elbo", "encoder_variance", "logits_variance")}
-            | _scalars(self.estimator.numbers(self._of_seed(state, index).coefficients))
+            | coefficients(self.settings, self._of_seed(state, index).estimator.learned)
             for index, seed in enumerate(self.seeds)
         ]
 
@@ -248,7 +247,7 @@ class Run:
             found[name] = bounds(state.model, images, self.settings.kl, key, self.settings.samples).elbo
         if self.compare is not None:
             batch = self.program.images[: self.settings.batch]
-            variances = self.compare(state.model, state.coefficients, batch, key_of(state, COMPARE, step))
+            variances = self.compare(state.model, state.estimator.learned, batch, key_of(state, COMPARE, step))
             found["variance"] = {name: float(value) for name, value in variances.items()}
         return found
 
@@ -312,7 +311,9 @@ def _next_boundary(settings: TrainSettings, step: int) -> int:
     return min(settings.steps, *((step // interval + 1) * interval for interval in intervals))
 
 
-def _scalars(coefficients: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value) for name, value in coefficients.items() if isinstance(value, jax.Array) and not value.ndim
-    }
+def coefficients(settings: TrainSettings, learned: Learned) -> dict[str, float]:
+    """Return the scalar numbers of an estimator by name, such as alpha, however they are learned."""
+    estimator, numbers = make(settings.estimator, settings.samples), dict(learned.numbers)
+    if isinstance(estimator, LinearEstimator):
+        numbers = estimator.coefficients(learned)
+    return {name: float(value) for name, value in numbers.items() if not value.ndim}

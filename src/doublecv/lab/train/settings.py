@@ -129,7 +129,7 @@ class TrainSettings:
         """
         if self.coefficient_learning_rate is not None:
             return self.coefficient_learning_rate
-        relaxed = estimators.make(self.estimator, self.samples).relaxed_points
+        relaxed = estimators.make(self.estimator, self.samples).needs.relaxed_points
         return self.rate if relaxed else COEFFICIENT_LEARNING_RATE
 
     @property
@@ -211,10 +211,10 @@ class TrainSettings:
             estimator = estimators.make(name, samples=self.samples)
         except (ValueError, TypeError) as error:
             raise InputError(f"--samples {self.samples} does not fit {flag} {name}: {error}") from error
-        if name == "r-star":
-            raise InputError(f"{flag} r-star needs the exact mean of f, which is unknown here; rloo estimates it")
+        if estimator.needs.expected_f:
+            raise InputError(f"{flag} {name} needs the exact mean of f, which is unknown here; rloo estimates it")
         family = Categorical if self.latent == "categorical" else Bernoulli
-        if family not in estimator.families:
+        if family not in estimator.needs.families:
             raise InputError(f"{flag} {name} needs binary latents; for --latent categorical use rloo or double-cv")
 
 

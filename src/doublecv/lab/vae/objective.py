@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from doublecv.distributions import Distribution
-from doublecv.jax import Function
+from doublecv.jax.rule import Function
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
 

@@ -12,23 +12,22 @@ import jax
 import jax.numpy as jnp
 
 from doublecv import estimators
-from doublecv.distributions import Distribution
-from doublecv.estimators import LinearEstimator, RStar
-from doublecv.jax import Function, estimate
+from doublecv.estimators import Learned
+from doublecv.jax import State
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint
 from doublecv.lab.train import settings as train_settings
-from doublecv.lab.train.comparison import best_coefficients
+from doublecv.lab.train.comparison import Variance, best_coefficients, measure_variance
 from doublecv.lab.train.loop import identity
 from doublecv.lab.train.settings import TrainSettings
-from doublecv.lab.train.step import coefficient_optimiser, estimator_at, loss, start_coefficients, start_state
+from doublecv.lab.train.step import loss, make_context, make_expectation, start_estimator, start_state
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
 from doublecv.lab.vae.objective import elbo
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, PRNGKeyArray, UInt8
+    from jaxtyping import Array, PRNGKeyArray, UInt8
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tu
 
 
 def applies(settings: TrainSettings) -> bool:
-    """Whether the estimator of the settings can have their K and their latents."""
+    """Return whether the estimator of the settings supports their K and their latents."""
     try:
         settings.check()
     except InputError:
@@ -154,76 +153,54 @@ def applies(settings: TrainSettings) -> bool:
     return True
 
 
-def measurable() -> tuple[str, ...]:
-    """The registered estimators, but R*, which needs the exact mean of f."""
-    return tuple(name for name in estimators.names() if not isinstance(estimators.make(name, 4), RStar))
-
-
 def _of_the_loss(settings: TrainSettings) -> TrainSettings:
-    """The settings without what the loss does not depend on, so that one program serves all models of one shape."""
-    enters = ("likelihood", "network", "latent", "latents", "categories", "kl", "batch", "estimator", "samples")
+    """Return the settings that the loss depends on, with defaults for all others, so that models share a program."""
+    used = ("likelihood", "network", "latent", "latents", "categories", "kl", "batch", "estimator", "samples")
     return TrainSettings(
-        **{name: getattr(settings, name) for name in enters},
-        coefficient_learning_rate=settings.coefficient_rate,
+        **{name: getattr(settings, name) for name in used}, coefficient_learning_rate=settings.coefficient_rate
     )
 
 
 @lru_cache
 def _program(
     settings: TrainSettings, draws: int, fit_steps: int
-) -> Callable[[VAE, UInt8[Array, "images pixels"], PRNGKeyArray], tuple[Any, Any]]:
+) -> Callable[[VAE, UInt8[Array, "images pixels"], PRNGKeyArray], Variance]:
+    expectation = make_expectation(settings)
+
     @jax.jit
-    def measured(model: VAE, images: Any, key: Any) -> tuple[Any, Any]:
-        batch_key, observe_key, start_key, fit_key, measure_key = jax.random.split(key, 5)
-        y = observe(observe_key, _some(images, batch_key, settings.batch), settings.likelihood)
+    def measured(model: VAE, images: Any, key: Any) -> Variance:
+        batch_key, observe_key, fit_key, measure_key = jax.random.split(key, 4)
+        y = observe(observe_key, _random_batch(images, batch_key, settings.batch), settings.likelihood)
         q = model.posterior(model.encoder(y))
         f = elbo(model, y, q, settings.kl).f
-        coefficients = start_coefficients(settings, model, start_key)
-        estimator = estimator_at(settings, model, coefficients, y)
-        if isinstance(estimator, LinearEstimator):
-            coefficients = best_coefficients(estimator, f, q, fit_key, draws)
-            estimator = replace(estimator, learning="gradient")
-        elif coefficients:
-            coefficients = _learned(settings, model, coefficients, images, fit_key, fit_steps)
-            estimator = estimator_at(settings, model, coefficients, y)
-        return _variance(estimator, f, q, coefficients, measure_key, draws)
+        state = start_estimator(settings, model)
+        if expectation.estimator.needs.coefficients:
+            learned = best_coefficients(expectation, f, q, state.learned, fit_key, draws)
+        else:
+            learned = _fit(settings, model, state, images, fit_key, fit_steps)
+        context = make_context(expectation, model, y)
+        return measure_variance(expectation, f, q, learned, measure_key, draws, context)
 
-    program: Callable[..., tuple[Any, Any]] = measured
+    program: Callable[..., Variance] = measured
     return program
 
 
-def _learned(
-    settings: TrainSettings, model: VAE, coefficients: dict[str, Any], images: Any, key: PRNGKeyArray, steps: int
-) -> dict[str, Any]:
-    """The coefficients after so many steps of their optimiser, the model staying as it is."""
-    optimiser = coefficient_optimiser(settings)
+def _fit(settings: TrainSettings, model: VAE, state: State, images: Any, key: PRNGKeyArray, steps: int) -> Learned:
+    """Return the learned state after that many steps with the model held constant."""
+    if not state.learned.numbers:
+        return state.learned
+    expectation = make_expectation(settings)
     shift = jnp.zeros((settings.batch, model.encoder.outputs))
 
-    def one_more(step: Any, carry: Any) -> Any:
-        coefficients, moments = carry
+    def next_step(step: Any, state: Any) -> Any:
         batch_key, observe_key, draw_key = jax.random.split(jax.random.fold_in(key, step), 3)
-        y = observe(observe_key, _some(images, batch_key, settings.batch), settings.likelihood)
-        gradient = jax.grad(loss, argnums=2)(settings, model, coefficients, shift, y, draw_key)
-        return optimiser.update(coefficients, gradient, moments, step)
+        y = observe(observe_key, _random_batch(images, batch_key, settings.batch), settings.likelihood)
+        gradient = jax.grad(loss, argnums=2)(settings, model, state.learned, shift, y, draw_key)
+        return expectation.update(gradient, state)
 
-    learned: dict[str, Any]
-    learned, _ = jax.lax.fori_loop(0, steps, one_more, (coefficients, optimiser.start(coefficients)))
-    return learned
+    fitted: State = jax.lax.fori_loop(0, steps, next_step, state)
+    return fitted.learned
 
 
-def _some(images: UInt8[Array, "images pixels"], key: PRNGKeyArray, count: int) -> UInt8[Array, "batch pixels"]:
+def _random_batch(images: UInt8[Array, "images pixels"], key: PRNGKeyArray, count: int) -> UInt8[Array, "batch pixels"]:
     return images[jax.random.randint(key, (count,), 0, images.shape[0])]
-
-
-def _variance(
-    estimator: estimators.Estimator, f: Function, q: Distribution, coefficients: Any, key: PRNGKeyArray, draws: int
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The unbiased variance, and its standard error from the squared distances of single draws."""
-
-    def gradient(key: Any) -> Any:
-        return estimate(f, q, estimator, coefficients, key).gradient
-
-    gradients = jax.lax.map(gradient, jax.random.split(key, draws))
-    distances = jnp.mean((gradients - jnp.mean(gradients, axis=0)) ** 2, axis=tuple(range(1, gradients.ndim)))
-    distances = distances * draws / (draws - 1)
-    return jnp.mean(distances), jnp.std(distances, ddof=1) / jnp.sqrt(draws)
