@@ -5,6 +5,9 @@
 4
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from doublecv import estimators
 from doublecv.distributions import Bernoulli, Categorical
 from doublecv.estimators import (
@@ -67,3 +70,10 @@ __all__ = [
     "pass_at_k",
     "score_function_loss",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import the front-end `doublecv.jax` or `doublecv.torch` when it is first used."""
+    if name in ("jax", "torch"):
+        return import_module(f"doublecv.{name}")
+    raise AttributeError(f"module 'doublecv' has no attribute {name!r}")
