@@ -1,4 +1,4 @@
-"""How the site is built: `make docs`. Warnings are errors, and nothing on the site comes from another host."""
+"""Configuration of the site, which `make docs` builds. Warnings are errors, and no page loads anything from a host."""
 
 import logging
 import os
@@ -11,13 +11,13 @@ import doublecv
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-# The cells compile many small programs and run each for an instant: compiling them is what takes the time.
+# The cells compile many small programs and run each briefly, so compile time dominates.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The kernels that execute the pages start here, and import what the pages share.
+# The kernels that execute the pages import the modules beside them.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
 
-# One line for every page that is executed is no news.
+# Suppress one line of log per executed page.
 logging.getLogger("traitlets").setLevel(logging.WARNING)
 
 project = "doublecv"
@@ -31,12 +31,13 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_design",
     "sphinx_copybutton",
-    "plain_docstrings",
     "gallery",
 ]
 exclude_patterns = ["results/*", "build"]
 nitpicky = True
-# Equations in docstrings and commands are no Python.
+# `name` in docstrings is code.
+default_role = "code"
+# Commands in pages are not Python.
 highlight_language = "none"
 
 html_theme = "furo"
@@ -46,7 +47,7 @@ html_show_sphinx = False
 html_show_copyright = False
 html_domain_indices = False
 
-# One file of MathJax, whose glyphs are outlines in that same file: no fonts to fetch.
+# One file of MathJax that contains its glyphs as outlines, so that no fonts are fetched.
 _mathjax = find_spec("sphinx-mathjax-offline")
 assert _mathjax is not None
 assert _mathjax.origin is not None
@@ -54,7 +55,7 @@ html_static_path = ["_static", str(Path(_mathjax.origin).parent / "static" / "ma
 html_css_files = ["site.css"]
 html_favicon = "_static/favicon.svg"
 mathjax_path = "tex-svg.js"
-# A macro that does not exist is an error that the tests see, and not a word in red.
+# An undefined macro is an error that the tests see, instead of red text.
 mathjax3_config = {"tex": {"packages": {"[-]": ["noundefined", "noerrors"]}}}
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
@@ -73,5 +74,5 @@ maximum_signature_line_length = 80
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
 napoleon_numpy_docstring = False
-# Types in signatures are for reading: those of other packages, shapes, and the inside of the laboratory have no page.
+# Types of other packages, array shapes and the internals of the laboratory have no page to link to.
 nitpick_ignore_regex = [("py:class", r"(?!doublecv\.(?!lab\.)).*")]
