@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 FAST := not slow and not site and not cluster and not browser
 
-.PHONY: demo test test-all lint typecheck-run mutants oldest audit upgrade bench docs clean
+.PHONY: demo test test-all lint typecheck-run mutants fuzz oldest audit upgrade bench docs clean
 
 # The stamp is written last: an installation that was interrupted is done again. Dependency groups need pip 25.1.
 .venv/installed: pyproject.toml constraints.txt
@@ -35,6 +35,10 @@ typecheck-run: .venv/installed
 mutants: .venv/installed
 	$(BIN)/python tools/mutants.py
 
+# Long runs of the property-based tests that try bad input: command lines, data files, run folders, f and q.
+fuzz: .venv/installed
+	DOUBLECV_FUZZ=3000 $(BIN)/python -m pytest -n 2 --dist loadfile -q -k 'fuzz or damage'
+
 # The fast set with the oldest versions that pyproject.toml allows.
 oldest:
 	$(PYTHON) tools/oldest.py
@@ -48,7 +52,7 @@ upgrade: .venv/installed
 	$(BIN)/python tools/pin.py
 
 bench: .venv/installed
-	$(BIN)/python -m doublecv.lab.bench.command
+	$(BIN)/python -m doublecv bench
 
 # A fresh environment: the pages' cells run on code that may have changed.
 docs: .venv/installed

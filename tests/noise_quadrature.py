@@ -16,9 +16,9 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from doublecv.diagnostics.exact import support
 
 import doublecv as dcv
-from doublecv.diagnostics.exact import support
 from doublecv.jax import estimate
 
 CHUNK = 2**14

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from doublecv.diagnostics.exact import support
 
 import doublecv as dcv
 from doublecv.arrays import namespace
-from doublecv.diagnostics.exact import support
 from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, make
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+from doublecv.estimators.rebar import relaxed_points
 
 import doublecv as dcv
 from doublecv.arrays import detach, namespace
 from doublecv.estimators.concrete import relax
-from doublecv.estimators.rebar import relaxed_points
 from doublecv.jax import expect
 
 KINDS = ("rebar", "relax")

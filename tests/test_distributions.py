@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
+from doublecv.diagnostics.exact import support
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import doublecv as dcv
-from doublecv.diagnostics.exact import support
 from problems import VARIABLES, make_logits
 
 FAMILIES = [dcv.Bernoulli, dcv.Categorical]

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from doublecv.diagnostics import compare, exact_moments, variance
 
 import doublecv as dcv
 from doublecv import estimators
-from doublecv.diagnostics import compare, exact_moments, variance
 from problems import make_coefficients, make_estimator, make_logits, make_problem
 
 KEY = jax.random.key(5)

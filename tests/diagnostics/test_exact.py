@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from doublecv.diagnostics import exact_gradient, exact_moments, optimal_alpha, optimal_coefficients
 
 import doublecv as dcv
-from doublecv.diagnostics import exact_gradient, exact_moments, optimal_alpha, optimal_coefficients
 from problems import make_coefficients, make_logits, make_problem
 
 

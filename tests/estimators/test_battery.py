@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from doublecv.diagnostics import exact_gradient, exact_moments
 
 import doublecv as dcv
 from doublecv import estimators
-from doublecv.diagnostics import exact_gradient, exact_moments
 from doublecv.estimators.parts import Vectors
 from problems import PROBLEMS, make_coefficients, make_estimator, make_logits, make_problem
 

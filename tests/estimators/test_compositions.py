@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from doublecv.diagnostics import exact_gradient, exact_moments, optimal_coefficients
+from doublecv.estimators.disarm import leave_pair_out
+from doublecv.estimators.leave_one_out import leave_one_out
 
 import doublecv as dcv
 import doublecv.torch
-from doublecv.diagnostics import exact_gradient, exact_moments, optimal_coefficients
 from doublecv.estimators import Evaluation, make
-from doublecv.estimators.disarm import leave_pair_out
-from doublecv.estimators.leave_one_out import leave_one_out
 from doublecv.estimators.parts import Vectors
 from doublecv.jax import expect
 from noise_quadrature import estimate_at, full_mean, given_noise, quadrature_mean

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from doublecv.diagnostics import optimal_coefficients
+from doublecv.diagnostics.exact import enumerate_outcomes
 
 import doublecv as dcv
 from doublecv import estimators
-from doublecv.diagnostics import optimal_coefficients
-from doublecv.diagnostics.exact import enumerate_outcomes
 from doublecv.estimators import Evaluation, LinearEstimator, Vectors, linear
 from doublecv.estimators.linear import least_variance
 from problems import make_coefficients, make_logits, make_problem

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-
-import doublecv as dcv
 from doublecv.diagnostics import exact_moments, optimal_alpha
 from doublecv.diagnostics.exact import enumerate_outcomes
 from doublecv.estimators.leave_one_out import leave_one_out
 from doublecv.estimators.reinforce import score_gradient
+
+import doublecv as dcv
 from problems import PROBLEMS, linear, make_estimator, make_logits, make_problem, toy
 
 FAMILIES = [dcv.Bernoulli, dcv.Categorical]

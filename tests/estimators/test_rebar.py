@@ -7,10 +7,10 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from doublecv.diagnostics import exact_gradient
 
 import doublecv as dcv
 from doublecv import estimators
-from doublecv.diagnostics import exact_gradient
 from doublecv.jax import estimate, expect
 from noise_quadrature import estimate_at, full_mean, given_noise, quadrature_mean
 from problems import network

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 import torch
+from doublecv.diagnostics import exact_gradient, exact_moments, variance
 from test_stein import by_definition
 
 import doublecv as dcv
-from doublecv.diagnostics import exact_gradient, exact_moments, variance
 from doublecv.estimators import rodeo
 from doublecv.jax import estimate
 from problems import make_coefficients, make_logits, make_problem

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from doublecv.diagnostics.exact import support
 
 import doublecv as dcv
-from doublecv.diagnostics.exact import support
 from doublecv.estimators.stein import Around, constant_around, gibbs_stein, gibbs_stein_of_score, linear_around
 from problems import make_logits
 

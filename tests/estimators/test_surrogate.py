@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-
-import doublecv as dcv
 from doublecv.diagnostics import exact_gradient, exact_moments
 from doublecv.diagnostics.exact import enumerate_outcomes
+
+import doublecv as dcv
 from doublecv.estimators import Evaluation
 from problems import FEATURES, make_coefficients, make_logits, make_problem
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from doublecv.diagnostics import exact_moments, optimal_coefficients
 
 import doublecv as dcv
-from doublecv.diagnostics import exact_moments, optimal_coefficients
 from doublecv.jax import estimate, expect
 from problems import make_coefficients, make_problem
 

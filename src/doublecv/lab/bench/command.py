@@ -94,9 +94,3 @@ def _row(
         timing.relative_to(timings[FLOOR]) if FLOOR in timings else None,
         timing.milliseconds,
     )
-
-
-if __name__ == "__main__":
-    from doublecv.lab.cli import main as doublecv
-
-    doublecv(["bench"])
