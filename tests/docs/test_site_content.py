@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -13,15 +12,16 @@ import doublecv
 from doublecv import diagnostics, estimators
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "docs"))
-
-from plain_docstrings import to_restructured_text  # noqa: E402, because it is beside the pages
 
 PAGES = [
     "index",
     "get-started",
     "which-estimator",
     "learn-alpha",
+    "learned-surrogate",
+    "checkpointing",
+    "coming-from",
+    "support",
     "check-your-gradient",
     "examples",
     "mathematics",
@@ -67,10 +67,11 @@ def test_the_decision_page_lists_every_registered_estimator_as_it_is():
     assert set(listed) == set(estimators.names())
     for name, (_, _, when, differentiable, _, evaluations) in listed.items():
         estimator = estimators.make(name, samples=4)
-        needs_gradient = estimator.needs_df or estimator.needs_mean or estimator.relaxed_points > 0
+        needs = estimator.needs
+        needs_gradient = needs.gradient or needs.mean or needs.relaxed_points > 0
         assert differentiable.startswith("yes") is needs_gradient, name
         assert {"K": 4, "K + 1": 5, "3 K": 12}[evaluations] == estimator.evaluations, name
-        assert ("Bernoulli" in when) is (doublecv.Categorical not in estimator.families), name
+        assert ("Bernoulli" in when) is (doublecv.Categorical not in needs.families), name
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,15 @@ def test_the_reference_has_every_promised_name(documented, module):
         assert f"{module.__name__}.{name}" in documented or f"doublecv.{name}" in known, name
 
 
-MODULES = ("jax", "distributions", "arrays", "estimators.couplings", "estimators.concrete", "estimators.stein")
+MODULES = (
+    "distributions",
+    "arrays",
+    "exact",
+    "estimators.averages",
+    "estimators.couplings",
+    "estimators.concrete",
+    "estimators.stein",
+)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -106,7 +115,7 @@ def test_the_reference_has_every_public_name_of_a_module(documented, module):
 
 def test_the_reference_has_every_estimator(documented):
     for name in estimators.names():
-        assert f"doublecv.{type(estimators.make(name, samples=4)).__name__}" in documented, name
+        assert any(entry.endswith(f".{type(estimators.make(name, samples=4)).__name__}") for entry in documented), name
 
 
 def test_nothing_comes_from_another_host(site):
@@ -119,21 +128,7 @@ def test_nothing_comes_from_another_host(site):
         assert not re.search(r"url\(['\"]?(https?:)?//|@import\s+['\"]?http", style.read_text()), style
 
 
-def test_equations_in_docstrings_are_literal_blocks():
-    docstring = ["Summary `x`, |y| and R*:", "", "    g = x_-i * |y|", "", "Attributes:", "    samples: K, `[*batch]`."]
-    assert to_restructured_text(docstring) == [
-        r"Summary ``x``, \|y\| and R\*:",
-        "",
-        "::",
-        "",
-        "    g = x_-i * |y|",
-        "",
-        "Attributes:",
-        "    samples: K, ``[*batch]``.",
-    ]
-
-
-def test_the_reference_shows_equations_as_they_stand(site):
+def test_the_reference_typesets_equations(site):
     text = (site / "api" / "estimators.html").read_text()
-    assert re.search(r"<pre>[^<]*.*?g .*?sum_k", text, re.DOTALL)
-    assert "sum_{j != k}" in re.sub(r"<[^>]+>", "", text)
+    assert r"\frac{1}{K-1} \sum_{j \ne k} f(x_j)" in text
+    assert text.count('class="math notranslate nohighlight"') > 40
