@@ -229,7 +229,7 @@ class Distribution(ABC):
 
 @final
 class Bernoulli(Distribution):
-    r"""Represent D independent binary variables,
+    r"""Represent D independent binary variables.
 
     .. math:: q(x) = \prod_i \mu_i^{x_i} (1 - \mu_i)^{1 - x_i}, \qquad \mu = \mathrm{sigmoid}(logits)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class DisARM(FixedEstimator):
-    r"""Estimate with DisARM over K/2 antithetic pairs (x, x'),
+    r"""Estimate with DisARM over K/2 antithetic pairs (x, x').
 
     .. math:: g = \frac{2}{K} \sum_{pairs} \tfrac12 (f(x) - f(x')) (x - x') \, \mathrm{sigmoid}(|logits|)
 
@@ -45,7 +45,7 @@ class DisARM(FixedEstimator):
 @final
 @dataclass(frozen=True)
 class ARMS(FixedEstimator):
-    r"""Estimate with ARMS and a Dirichlet copula, which is RLOO on coupled samples,
+    r"""Estimate with ARMS and a Dirichlet copula, which is RLOO on coupled samples.
 
     .. math:: g = \frac{1}{K} \sum_k \Big(f(x_k) - \frac{1}{K-1} \sum_{j \ne k} f(x_j)\Big) \frac{s(x_k)}{1 - \rho}
 

@@ -24,11 +24,11 @@ Learning = Literal["gradient", "moments"]
 
 @dataclass(frozen=True)
 class LinearEstimator(Estimator):
-    r"""Provide the base of estimators of the form
+    r"""Provide the base of estimators that are linear in their coefficients.
 
     .. math:: g = g_0 + \sum_i c_i h_i, \qquad E[h_i] = 0,
 
-    which are unbiased for any coefficients c. A subclass names the coefficients in `needs` and defines the `parts`
+    is unbiased for any coefficients c. A subclass names the coefficients in `needs` and defines the `parts`
     :math:`g_0` and h. All coefficients start at 0.
 
     Attributes:

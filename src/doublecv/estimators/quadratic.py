@@ -28,7 +28,7 @@ NAMES_OF_OTHERS = ("others", "others_square")
 @final
 @dataclass(frozen=True)
 class QuadraticDoubleCV(LinearEstimator):
-    r"""Estimate with the quadratic double control variate,
+    r"""Estimate with the quadratic double control variate.
 
     .. math::
         g = \frac{1}{K} \sum_k w_k s(x_k) - a_L M \frac{1}{K} \sum_k G_k - a_S \frac{1}{K} \sum_k T(G_k) / N_k

@@ -50,7 +50,7 @@ def _relaxed_estimate(q: Distribution, evaluation: Evaluation) -> Applied:
 @final
 @dataclass(frozen=True)
 class Rebar(RelaxedEstimator, DescendingEstimator):
-    r"""Estimate with REBAR,
+    r"""Estimate with REBAR.
 
     .. math::
         g = \frac{1}{K} \sum_k (f(x_k) - c(\tilde z_k)) \, s(x_k) + \nabla_{logits} c(z_k) - \nabla_{logits} c(\tilde
@@ -108,7 +108,7 @@ class Rebar(RelaxedEstimator, DescendingEstimator):
 @final
 @dataclass(frozen=True)
 class Relax(RelaxedEstimator, DescendingEstimator):
-    r"""Estimate with RELAX, which is REBAR with a learned function r added to f,
+    r"""Estimate with RELAX, which is REBAR with a learned function r added to f.
 
     .. math:: c(z) = scale \cdot \big(f(\mathrm{sigmoid}(z / temperature)) + r(z, y)\big)
 
@@ -208,7 +208,7 @@ class Relax(RelaxedEstimator, DescendingEstimator):
 @final
 @dataclass(frozen=True)
 class ConcreteDoubleCV(LinearEstimator, RelaxedEstimator):
-    r"""Estimate with Double CV whose control variate is f at a concrete relaxation,
+    r"""Estimate with Double CV whose control variate is f at a concrete relaxation.
 
     .. math::
         g = \frac{1}{K} \sum_k \Big[f(x_k) + \alpha b_k - \frac{1}{K-1} \sum_{j \ne k} (f(x_j) + \alpha b_j)\Big] s(x_k)

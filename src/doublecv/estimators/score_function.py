@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Reinforce(LinearEstimator):
-    r"""Estimate with the score function and a constant baseline or none,
+    r"""Estimate with the score function and a constant baseline or none.
 
     .. math:: g = \frac{1}{K} \sum_k (f(x_k) - c) \, s(x_k)
 
@@ -53,7 +53,7 @@ class Reinforce(LinearEstimator):
 @final
 @dataclass(frozen=True)
 class RLOO(FixedEstimator):
-    r"""Estimate with REINFORCE leave-one-out: the baseline is the mean of f at the other samples,
+    r"""Estimate with REINFORCE leave-one-out: the baseline is the mean of f at the other samples.
 
     .. math:: g = \frac{1}{K} \sum_k \Big(f(x_k) - \frac{1}{K-1} \sum_{j \ne k} f(x_j)\Big) s(x_k)
 
@@ -79,7 +79,7 @@ class RLOO(FixedEstimator):
 @final
 @dataclass(frozen=True)
 class RStar(FixedEstimator):
-    r"""Estimate with REINFORCE and the exact mean of f as the baseline,
+    r"""Estimate with REINFORCE and the exact mean of f as the baseline.
 
     .. math:: g = \frac{1}{K} \sum_k (f(x_k) - E_q f) \, s(x_k)
 

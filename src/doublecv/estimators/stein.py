@@ -89,7 +89,7 @@ def gibbs_stein_of_score(q: Distribution, x: Float[Array, "*points"], h: Neighbo
 @final
 @dataclass(frozen=True)
 class Rodeo(DescendingEstimator):
-    r"""Estimate with RODEO,
+    r"""Estimate with RODEO.
 
     .. math::
         g = \frac{1}{K} \sum_k \Big(f(x_k) - \frac{1}{K-1} \sum_{j \ne k} (f(x_j) + (A h_j)(x_j))\Big) s(x_k)

@@ -26,7 +26,7 @@ PREFIX = "surrogate_"
 @final
 @dataclass(frozen=True)
 class LearnedSurrogate(Estimator):
-    r"""Wrap an estimator: apply it to the residual of a learned surrogate and add the surrogate's exact gradient,
+    r"""Wrap an estimator: apply it to the residual of a learned surrogate and add the surrogate's exact gradient.
 
     .. math:: g = base(f - r, \nabla f - \nabla r) + M \, slope(y),
 

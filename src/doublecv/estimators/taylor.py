@@ -24,7 +24,7 @@ Half = Literal["current", "others"]
 @final
 @dataclass(frozen=True)
 class MuProp(FixedEstimator):
-    r"""Estimate with the Taylor expansion of f around the mean as baseline,
+    r"""Estimate with the Taylor expansion of f around the mean as baseline.
 
     .. math:: g = \frac{1}{K} \sum_k [f(x_k) - f(\mu) - \nabla f(\mu)^T (x_k - \mu)] \, s(x_k) + M \nabla f(\mu)
 
@@ -53,7 +53,7 @@ class MuProp(FixedEstimator):
 @final
 @dataclass(frozen=True)
 class DoubleCV(LinearEstimator):
-    r"""Estimate with double control variates (Titsias and Shi, 2022),
+    r"""Estimate with double control variates (Titsias and Shi, 2022).
 
     .. math::
         g = \frac{1}{K} \sum_k \Big[f(x_k) + \alpha b_k - \frac{1}{K-1} \sum_{j \ne k} (f(x_j) + \alpha b_j)\Big] s(x_k)
