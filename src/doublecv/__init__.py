@@ -12,16 +12,19 @@ from doublecv import estimators
 from doublecv.distributions import Bernoulli, Categorical
 from doublecv.estimators import (
     ARMS,
+    CARMS,
     RLOO,
     Antithetic,
     ConcreteDoubleCV,
     DirichletCopula,
     DisARM,
+    DisARMTree,
     DoubleCV,
     Estimator,
     HalfDoubleCV,
     Learned,
     LearnedSurrogate,
+    MultiSampleBound,
     MuProp,
     QuadraticDoubleCV,
     Rebar,
@@ -35,24 +38,31 @@ from doublecv.estimators import (
 )
 from doublecv.exact import exact_gradient, exact_mean, exact_moments
 from doublecv.policy_gradient import advantages, pass_at_k, score_function_loss
+from doublecv.sequential import Autoregressive, Layers, Product
 
 __version__ = "0.2.0"
 
 __all__ = [
     "ARMS",
+    "CARMS",
     "RLOO",
     "Antithetic",
+    "Autoregressive",
     "Bernoulli",
     "Categorical",
     "ConcreteDoubleCV",
     "DirichletCopula",
     "DisARM",
+    "DisARMTree",
     "DoubleCV",
     "Estimator",
     "HalfDoubleCV",
+    "Layers",
     "Learned",
     "LearnedSurrogate",
     "MuProp",
+    "MultiSampleBound",
+    "Product",
     "QuadraticDoubleCV",
     "RStar",
     "Rebar",

@@ -10,6 +10,7 @@ event (D for Bernoulli, D C for Categorical), K is the number of samples, `*lead
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import add
 from typing import Any, TypeAlias
@@ -67,6 +68,16 @@ MAX_UNROLLED = 32
 """The longest sum over samples that is written out; the size of the compiled program grows with it."""
 
 
+def log_mean_exp(v: Array, axis: int) -> Array:
+    r"""Return :math:`\log \frac{1}{n} \sum_i e^{v_i}` along an axis of length n."""
+    xp = namespace(v)
+    largest = detach(xp.max(v, axis=axis, keepdims=True))
+    # A weight of 0 has the logarithm minus infinity; where all have it, so has the mean.
+    finite = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
+    total = xp.sum(xp.exp(v - finite), axis=axis) / v.shape[axis]
+    return xp.log(total) + xp.squeeze(finite, axis=axis)
+
+
 def matrix_product(a: Array, b: Array) -> Array:
     """Multiply at full precision (JAX defaults to lower precision on accelerators)."""
     if is_jax_array(a):
@@ -103,6 +114,29 @@ def widened(array: Array) -> Array:
     return xp.astype(array, xp.float32) if xp.finfo(array.dtype).bits < 32 else array
 
 
+def repeat_without_gradient(step: Callable[[Any, Array], Array], times: int, start: Array) -> Array:
+    """Return `start` after the calls `step(0, start)`, `step(1, ...)`, ... , held constant under differentiation."""
+    if is_jax_array(start):
+        import jax
+
+        def held(t: Any, value: Array) -> Array:
+            return jax.lax.stop_gradient(step(t, value))
+
+        return jax.lax.fori_loop(0, times, held, start)
+    with _without_graph(start):
+        for t in range(times):
+            start = step(t, start)
+    return start
+
+
+def _without_graph(array: Array) -> AbstractContextManager[Any]:
+    if not is_torch_array(array):
+        return nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
 def require_floating(argument: str, array: Array) -> None:
     """Raise unless `array` is an array of a real floating type."""
     if not is_array_api_obj(array):
@@ -117,35 +151,38 @@ def require_floating(argument: str, array: Array) -> None:
         )
 
 
-def register_where_jax_is_in_use(instance: object, *fields: str) -> None:
+def register_where_jax_is_in_use(instance: object, *fields: str, static: tuple[str, ...] = ()) -> None:
     """Register the class of `instance` as a JAX pytree of `fields` the first time one of them holds a JAX array.
 
     `import doublecv` must not import JAX, so the class cannot be registered where it is defined.
     """
     if any(is_jax_array(getattr(instance, field)) for field in fields):
-        register_pytree(type(instance), fields)
+        register_pytree(type(instance), fields, static)
 
 
 _pytrees: set[type] = set()
 
 
-def register_pytree(cls: type, fields: tuple[str, ...]) -> None:
-    """Register `cls` with JAX, once, as a pytree whose children are the attributes `fields`."""
+def register_pytree(cls: type, fields: tuple[str, ...], static: tuple[str, ...] = ()) -> None:
+    """Register `cls` with JAX, once, as a pytree whose children are `fields` and whose constants are `static`."""
     if cls in _pytrees:
         return
     _pytrees.add(cls)
     import jax
 
-    def flatten_with_keys(instance: object) -> tuple[list[tuple[Any, Any]], None]:
-        return [(jax.tree_util.GetAttrKey(field), getattr(instance, field)) for field in fields], None
+    def constants(instance: object) -> tuple[Any, ...]:
+        return tuple(getattr(instance, field) for field in static)
 
-    def flatten(instance: object) -> tuple[list[Any], None]:
-        return [getattr(instance, field) for field in fields], None
+    def flatten_with_keys(instance: object) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        return [(jax.tree_util.GetAttrKey(field), getattr(instance, field)) for field in fields], constants(instance)
 
-    def unflatten(_: None, children: Any) -> object:
+    def flatten(instance: object) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(instance, field) for field in fields], constants(instance)
+
+    def unflatten(constants: tuple[Any, ...], children: Any) -> object:
         # JAX rebuilds pytrees from placeholders too, so the constructor's checks must not run.
         instance: object = object.__new__(cls)
-        for field, child in zip(fields, children, strict=True):
+        for field, child in (*zip(fields, children, strict=True), *zip(static, constants, strict=True)):
             object.__setattr__(instance, field, child)
         return instance
 

@@ -7,6 +7,7 @@ from typing import Any
 from doublecv.arrays import Shape
 from doublecv.distributions import Categorical, Distribution
 from doublecv.estimators import Estimator, label, names
+from doublecv.sequential import Sequential
 
 
 def check_estimator(estimator: Any) -> None:
@@ -17,9 +18,22 @@ def check_estimator(estimator: Any) -> None:
         )
 
 
+def check_sequential(estimator: Estimator) -> None:
+    """Raise unless the estimator supports variables of several kinds and paths."""
+    if not estimator.needs.path:
+        raise TypeError(
+            f"{label(estimator)} does not support q = Product, Layers or Autoregressive, whose variables are of "
+            f"several kinds or depend on each other; take one of " + ", ".join(PATH_ESTIMATORS)
+        )
+
+
+PATH_ESTIMATORS = ("Reinforce", "RLOO", "DoubleCV", "HalfDoubleCV", "QuadraticDoubleCV", "MultiSampleBound")
+"""The estimators that support paths."""
+
+
 def check_function(f: Any, q: Any) -> None:
     """Raise unless f can be called and q is not a function."""
-    if isinstance(f, Distribution) or (callable(q) and not callable(f)):
+    if isinstance(f, Distribution | Sequential) or (callable(q) and not callable(f)):
         raise TypeError("f and q are swapped: the function comes first, then the distribution")
     if not callable(f):
         raise TypeError(f"f must be a function from points [K, *batch, *event] to [K, *batch], got {type(f).__name__}")
@@ -70,7 +84,7 @@ def missing_gradient(estimator: Estimator) -> TypeError:
         f"the gradient of f in x is zero everywhere, but {label(estimator)} needs it: f uses a threshold, an index, an "
         f"embedding lookup, stop_gradient or detach of x, or does not depend on x. Make f differentiable in x, or take "
         f"an estimator that does not need the gradient: "
-        + ", ".join(name for name in ("rloo", "disarm", "arms") if name in names())
+        + ", ".join(name for name in ("rloo", "disarm", "arms", "carms") if name in names())
     )
 
 

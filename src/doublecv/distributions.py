@@ -46,7 +46,6 @@ class Distribution(ABC):
     visited: ClassVar[bool] = False
     """Whether the logits have a leading sample axis: the logits that each sample visited on its own path."""
 
-    @final
     def __init__(self, logits: Float[Array, "*logits"] | None = None, *, probs: Array | None = None) -> None:
         if (logits is None) == (probs is None):
             given = "neither" if logits is None else "both"

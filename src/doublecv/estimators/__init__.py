@@ -12,6 +12,8 @@ from doublecv.estimators.base import (
     Needs,
     RelaxedEstimator,
 )
+from doublecv.estimators.bound import MultiSampleBound
+from doublecv.estimators.categorical import CARMS, AntitheticTree, DisARMTree, StickBreakingCopula
 from doublecv.estimators.couplings import Antithetic, Coupling, DirichletCopula, Independent
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import LinearEstimator, fixed_coefficients
@@ -39,6 +41,8 @@ register("double-cv-others", partial(HalfDoubleCV, keep="others"))
 register("muprop", MuProp)
 register("disarm", DisARM)
 register("arms", ARMS)
+register("carms", CARMS)
+register("disarm-tree", DisARMTree)
 register("rebar", Rebar)
 register("relax", Relax)
 register("rodeo", Rodeo)
@@ -53,14 +57,17 @@ register("surrogate-quadratic-double-cv", _surrogate_quadratic)
 
 __all__ = [
     "ARMS",
+    "CARMS",
     "RLOO",
     "Antithetic",
+    "AntitheticTree",
     "Applied",
     "ConcreteDoubleCV",
     "Coupling",
     "DescendingEstimator",
     "DirichletCopula",
     "DisARM",
+    "DisARMTree",
     "DoubleCV",
     "Estimator",
     "Evaluation",
@@ -71,6 +78,7 @@ __all__ = [
     "LearnedSurrogate",
     "LinearEstimator",
     "MuProp",
+    "MultiSampleBound",
     "Needs",
     "Parts",
     "QuadraticDoubleCV",
@@ -80,6 +88,7 @@ __all__ = [
     "Relax",
     "RelaxedEstimator",
     "Rodeo",
+    "StickBreakingCopula",
     "Vectors",
     "WeightedScores",
     "fixed_coefficients",

@@ -11,6 +11,7 @@ from doublecv.arrays import Array, Shape
 from doublecv.distributions import Bernoulli, Categorical, Distribution
 from doublecv.estimators.couplings import Coupling, Independent
 from doublecv.estimators.evaluation import Evaluation
+from doublecv.paths import Blocks
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,7 +34,9 @@ class Needs:
         coupling: how the K samples depend on each other.
         context: whether the estimator uses a context, features of each batch element.
         sized: whether the sizes of the learned state come from q or the context.
-        path: whether the samples may be paths, each with its own visited logits.
+        path: whether the variables may be of several kinds, and the samples paths with visited logits of their own.
+        bound: whether f is the logarithm of a weight and the objective is the logarithm of the weights' mean, in place
+            of the mean of f.
         coefficients: the names of the coefficients, where the estimate is linear in them.
     """
 
@@ -48,6 +51,7 @@ class Needs:
     context: bool = False
     sized: bool = False
     path: bool = False
+    bound: bool = False
     coefficients: tuple[str, ...] = ()
 
 
@@ -214,12 +218,12 @@ class Estimator(ABC):
     def check_family(self, q: Distribution) -> None:
         """Raise unless q is a distribution that the estimator supports."""
         needs, name = self.needs, type(self).__name__
-        if getattr(q, "visited", False) and needs.path:
-            return
-        if isinstance(q, Distribution) and q.visited:
+        if isinstance(q, Blocks):
+            if needs.path:
+                return
             raise TypeError(
-                f"q is a path, whose variables depend on each other, which {name} does not support; take Reinforce, "
-                f"RLOO, DoubleCV or QuadraticDoubleCV"
+                f"q is a {'path, whose variables depend on each other' if q.visited else 'product of several kinds'}, "
+                f"which {name} does not support; take Reinforce, RLOO, DoubleCV, HalfDoubleCV or QuadraticDoubleCV"
             )
         if not isinstance(q, needs.families):
             wanted = " or ".join(f"doublecv.{family.__name__}" for family in needs.families)

@@ -76,7 +76,7 @@ class Independent(Coupling):
         """Return the product of the marginals."""
         probabilities = q.variable_probabilities()
         values = range(probabilities.shape[0])
-        return _independent_groups([(value,) for value in values], probabilities, samples)
+        return independent_groups([(value,) for value in values], probabilities, samples)
 
     def estimate(
         self, q: Distribution, x: Float[Array, "K *logits"], f: Float[Array, "K *batch"]
@@ -116,7 +116,7 @@ class Antithetic(Coupling):
         high = q.logits >= 0
         nothing = q.xp.zeros_like(certain)
         pair = q.xp.stack([q.xp.where(high, nothing, certain), rarer, rarer, q.xp.where(high, certain, nothing)])
-        joint = _independent_groups([(0, 0), (0, 1), (1, 0), (1, 1)], pair, samples // 2)
+        joint = independent_groups([(0, 0), (0, 1), (1, 0), (1, 1)], pair, samples // 2)
         first_then_mirrored = [pattern[0::2] + pattern[1::2] for pattern in joint.patterns]
         return Joint(first_then_mirrored, joint.probabilities)
 
@@ -218,7 +218,7 @@ def _bernoulli(q: Distribution) -> Bernoulli:
     return q
 
 
-def _independent_groups(patterns: list[tuple[int, ...]], probabilities: Any, groups: int) -> Joint:
+def independent_groups(patterns: list[tuple[int, ...]], probabilities: Any, groups: int) -> Joint:
     """Return the joint distribution of `groups` independent groups of samples, one after the other."""
     combined: list[tuple[tuple[int, ...], Any]] = [((), 1.0)]
     for _ in range(groups):

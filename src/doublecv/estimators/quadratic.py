@@ -14,6 +14,7 @@ from doublecv.estimators.base import Needs
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import Learning, LinearEstimator
 from doublecv.estimators.parts import WeightedScores
+from doublecv.paths import Path
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -65,7 +66,7 @@ class QuadraticDoubleCV(LinearEstimator):
     def needs(self) -> Needs:
         """Return the needs: gradients at two or more samples."""
         names = NAMES if self.samples == 2 else (*NAMES, *NAMES_OF_OTHERS)
-        return Needs(gradient=True, minimum_samples=2, coefficients=names)
+        return Needs(gradient=True, minimum_samples=2, path=True, coefficients=names)
 
     def parts(self, q: Distribution, evaluation: Evaluation) -> WeightedScores:
         r"""Return :math:`g_0`, which is RLOO, and the control variate of each coefficient."""
@@ -73,9 +74,13 @@ class QuadraticDoubleCV(LinearEstimator):
         n = q.dot(G, q.covariance_product(G))
         N = n + float(xp.finfo(n.dtype).smallest_normal) ** 0.5
         P = q.pairwise_dot(score, G)
-        Q = (P**2 - n) / N
+        if q.visited:
+            compensator, correction = _squares_on_paths(q, G, score, N)
+        else:
+            compensator = n
+            correction = sum_over_samples(q.scale(1 / N, q.score_square_moment(G))) / self.samples
+        Q = (P**2 - compensator) / N
         of_P, of_Q = _means_over_pairs(P), _means_over_pairs(Q)
-        mean_T = sum_over_samples(q.scale(1 / N, q.score_square_moment(G))) / self.samples
         weights = {
             "current": of_P.current,
             "current_square": of_Q.current,
@@ -87,8 +92,34 @@ class QuadraticDoubleCV(LinearEstimator):
         }
         if self.samples > 2:
             weights |= {"others": of_P.others, "others_square": of_Q.others}
-        corrections = {"current": dot_correction(q, G), "current_square": mean_T}
+        corrections = {"current": dot_correction(q, G), "current_square": correction}
         return WeightedScores(q, score, f - leave_one_out(f), weights, corrections)
+
+
+def _squares_on_paths(
+    q: Distribution, G: Float[Array, "K *logits"], score: Float[Array, "K *logits"], N: Float[Array, "K *batch"]
+) -> tuple[Float[Array, "K K *batch"], Float[Array, "K *logits"]]:
+    r"""Return the compensators of the squared terms on paths, and the correction of the current sample's one.
+
+    On its own path the square :math:`P_{kj}^2` has the compensator :math:`n_{kj} = \sum_t G_{jt}^T M_{kt} G_{jt}`, and
+
+    .. math:: E[(P_{kj}^2 - n_{kj}) s_{kt}]
+              = E\Big[T_{kt}(G_{jt}) + 2 M_{kt} G_{jt} \sum_{u < t} G_{ju}^T s_{ku}\Big].
+
+    The second part has mean 0 where the variables are independent.
+    """
+    assert isinstance(q, Path)
+    xp, K = q.xp, G.shape[0]
+    compensators, correction = [], xp.zeros_like(G)
+    for j in range(K):
+        others = xp.broadcast_to(G[j][None], tuple(G.shape))
+        product = q.covariance_product(others)
+        compensators.append(q.dot(others, product))
+        mean = q.score_square_moment(others) + 2 * product * q.sum_of_earlier(others * score)
+        is_other = xp.asarray([float(k != j) for k in range(K)], dtype=G.dtype, device=device(G))
+        weight = xp.reshape(is_other, (K, *(1,) * (N.ndim - 1))) / N[j]
+        correction = correction + q.scale(weight, mean)
+    return xp.stack(compensators, axis=1), correction / (K * (K - 1))
 
 
 class _PairMeans(NamedTuple):

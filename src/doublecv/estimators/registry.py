@@ -6,6 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
+from doublecv.distributions import Distribution
 from doublecv.estimators.base import Estimator
 
 _factories: dict[str, Callable[..., Estimator]] = {}
@@ -23,9 +24,19 @@ def register(name: str, factory: Callable[..., Estimator]) -> None:
     _factories[name] = factory
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all registered estimators, in the order of their registration."""
-    return tuple(_factories)
+def names(family: type[Distribution] | None = None) -> tuple[str, ...]:
+    """Return the names of all registered estimators, in the order of their registration.
+
+    >>> from doublecv import Bernoulli
+    >>> "carms" in names(), "carms" in names(Bernoulli)
+    (True, False)
+
+    Args:
+        family: if given, only the estimators that support this family are named.
+    """
+    if family is None:
+        return tuple(_factories)
+    return tuple(name for name, factory in _factories.items() if family in factory(samples=4).needs.families)
 
 
 def make(name: str, samples: int, **options: Any) -> Estimator:

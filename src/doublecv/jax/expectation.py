@@ -11,22 +11,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from doublecv.checks import check_estimator, check_function, check_pullback
+from doublecv.checks import check_estimator, check_function, check_pullback, check_sequential
 from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, Evaluation, Learned
+from doublecv.jax.drawing import draw, uniform
 from doublecv.jax.rule import (
     Function,
     Pullback,
     check_gradient_exists,
     checked_function,
     closure_convert,
-    draw_noise,
+    combine,
     evaluate,
     evaluate_side,
     expectation,
     gradients,
     vary_over,
 )
+from doublecv.sequential import Sequential
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray
@@ -90,22 +92,25 @@ class Expectation:
     def __post_init__(self) -> None:
         check_estimator(self.estimator)
 
-    def init(self, q: Distribution, *, context: Float[Array, "*batch features"] | None = None) -> State:
+    def init(self, q: Distribution | Sequential, *, context: Float[Array, "*batch features"] | None = None) -> State:
         """Return the initial state; its sizes come from q and the context, whose values are not used.
 
         Args:
-            q: a distribution like those of the calls to come.
+            q: a distribution like those of the calls to come. If it is `Autoregressive`, it is checked to be causal.
             context: features of each batch element, if the calls to come have any.
         """
         check_arrays(q)
-        start = self.estimator.init(q, context)
+        if isinstance(q, Sequential):
+            check_sequential(self.estimator)
+            q.check(uniform(jax.random.key(0)))
+        start = self.estimator.init(None if isinstance(q, Sequential) else q, context)
         learned = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), start)
         return State(learned, self.optimizer.init(learned.numbers))
 
     def __call__(
         self,
         f: Function,
-        q: Distribution,
+        q: Distribution | Sequential,
         learned: Learned,
         key: PRNGKeyArray,
         *,
@@ -126,7 +131,8 @@ class Expectation:
             f: a function from `[K, *batch, *event]` to `[K, *batch]` that treats samples and batch elements one by one.
                 It is differentiated in x only if the estimator needs it. It is traced, as under jit: a simulator in
                 NumPy needs `jax.pure_callback`.
-            q: the distribution; its logits may be traced.
+            q: the distribution; its logits may be traced. For a `Product`, `Layers` or `Autoregressive`, f receives a
+                dictionary, a tuple of layers or sequences, with the samples in front.
             learned: `state.learned`.
             key: a JAX random key.
             context: features of each batch element, for estimators that use them; the others ignore it.
@@ -137,9 +143,7 @@ class Expectation:
         """
         estimator = self.estimator
         self._check(f, q, learned, key, pullback)
-        held = q.detach().widen()
-        noise = draw_noise(held, estimator, key)
-        x = estimator.draw(held, noise)
+        f, q, held, noise, x = draw(f, q, estimator, key)
         checked = checked_function(f, held, estimator, has_aux, q.logits.dtype)
         context = None if context is None else jax.lax.stop_gradient(context)
         side = evaluate_side(checked, held, noise, x, estimator, learned, context)
@@ -164,7 +168,7 @@ class Expectation:
     def estimate(
         self,
         f: Function,
-        q: Distribution,
+        q: Distribution | Sequential,
         learned: Learned,
         key: PRNGKeyArray,
         *,
@@ -180,16 +184,14 @@ class Expectation:
         """
         estimator = self.estimator
         self._check(f, q, learned, key, pullback)
-        held = q.detach().widen()
-        noise = draw_noise(held, estimator, key)
-        x = estimator.draw(held, noise)
+        f, q, held, noise, x = draw(f, q, estimator, key)
         checked = checked_function(f, held, estimator, has_aux, q.logits.dtype)
         values, df, aux = evaluate(checked, x, differentiate=estimator.needs.gradient)
         side = evaluate_side(checked, held, noise, x, estimator, learned, context)
         weight = jnp.full(q.batch_shape, 1 / max(1, prod(q.batch_shape)), held.logits.dtype)
         gradient, of_learned = gradients(estimator, pullback, held, learned, x, values, df, side, weight)
         evaluation = side.evaluation(x, values, df)
-        return Estimate(jnp.mean(values, axis=0), gradient.astype(q.logits.dtype), of_learned, evaluation, aux)
+        return Estimate(combine(estimator, values), gradient.astype(q.logits.dtype), of_learned, evaluation, aux)
 
     def update(self, gradients: Learned, state: State) -> State:
         """Move the state by the gradients of one step: the numbers by the optimizer, the averages by the statistics.
@@ -212,7 +214,10 @@ class Expectation:
     def _check(self, f: Any, q: Any, learned: Any, key: Any, pullback: Any) -> None:
         check_function(f, q)
         check_arrays(q)
-        self.estimator.check_family(q)
+        if isinstance(q, Sequential):
+            check_sequential(self.estimator)
+        else:
+            self.estimator.check_family(q)
         if isinstance(learned, State):
             raise TypeError("learned is a State; pass state.learned, which is what is differentiated")
         self.estimator.check_learned(learned)

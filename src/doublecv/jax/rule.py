@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from doublecv.arrays import register_pytree
+from doublecv.arrays import log_mean_exp, register_pytree
 from doublecv.checks import check_returned_shape, differentiated_twice, missing_gradient, split_aux
 from doublecv.distributions import Bernoulli, Categorical, Distribution, event_size
 from doublecv.estimators import Applied, Estimator, Evaluation, Learned, RelaxedEstimator
@@ -288,7 +288,13 @@ def expectation(
 ) -> Any:
     """Return the mean of f over the samples and its auxiliary output; the two functions below differentiate it."""
     values, aux = function(constants, x)
-    return jnp.mean(values, axis=0), aux
+    return combine(estimator, values), aux
+
+
+def combine(estimator: Estimator, values: Float[Array, "K *batch"]) -> Float[Array, "*batch"]:
+    """Return the value of the objective: the mean of f, or the bound."""
+    result: Array = log_mean_exp(values, axis=0) if estimator.needs.bound else jnp.mean(values, axis=0)
+    return result
 
 
 def _forward(
@@ -316,7 +322,7 @@ def _forward(
     leaves = [new if old is None else old for new, old in zip(smooth, rest, strict=True)]
     aux = jax.tree.unflatten(jax.tree.structure(like), leaves)
     residuals = (q, learned, x, side, pullback_constants) if estimate_wanted else None
-    return (jnp.mean(values, axis=0), aux), (values, smooth, f_pullback, residuals)
+    return (combine(estimator, values), aux), (values, smooth, f_pullback, residuals)
 
 
 def _backward(
@@ -332,6 +338,10 @@ def _backward(
         weight = jnp.zeros(values.shape[1:], values.dtype)
     of_values = jnp.broadcast_to(weight / values.shape[0], values.shape)
     *weighted_df, of_constants = f_pullback((of_values, jax.tree.map(jnp.zeros_like, smooth)))
+    if estimator.needs.bound:
+        # The weights of a bound may be too small to be divided by, so its samples need a backward pass of their own.
+        of_bound = (weight * jax.nn.softmax(values, axis=0)).astype(values.dtype)
+        *_, of_constants = f_pullback((of_bound, jax.tree.map(jnp.zeros_like, smooth)))
     of_aux = [leaf for leaf in jax.tree.leaves(aux_cotangent, is_leaf=_is_zero) if not _is_integer_cotangent(leaf)]
     if any(not isinstance(leaf, SymbolicZero) for leaf in of_aux):
         # Auxiliary output is an ordinary function of f's own parameters; the samples are constants for it.

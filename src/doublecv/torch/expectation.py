@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from doublecv.arrays import require_floating
-from doublecv.checks import check_estimator, check_function, check_pullback
+from doublecv.checks import check_estimator, check_function, check_pullback, check_sequential
 from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, Evaluation, Learned
+from doublecv.sequential import Sequential
+from doublecv.torch.drawing import Drawn, draw_path, uniform
 from doublecv.torch.evaluating import Function, checked_function, evaluate, evaluate_side, formulas
 from doublecv.torch.families import as_family
-from doublecv.torch.nodes import Pullback, Rule, auxiliary, gradients, mean, sample
+from doublecv.torch.nodes import Pullback, Rule, auxiliary, combine, gradients, mean, sample
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -90,7 +92,7 @@ class Expectation(nn.Module):
 
     def init(
         self,
-        q: Distribution | torch.distributions.Distribution,
+        q: Distribution | Sequential | torch.distributions.Distribution,
         *,
         context: Float[Tensor, "*batch features"] | None = None,
     ) -> Self:
@@ -100,6 +102,11 @@ class Expectation(nn.Module):
             q: a distribution like those of the calls to come; its values are not used.
             context: features of each batch element, if the calls to come have any.
         """
+        if isinstance(q, Sequential):
+            check_sequential(self.estimator)
+            with torch.no_grad():
+                q.check(uniform(None))
+            return self
         family = _family(q)
         held_context = None if context is None else context.detach()
         start = self.estimator.init(family.detach(), held_context)
@@ -119,7 +126,7 @@ class Expectation(nn.Module):
     def forward(
         self,
         f: Function,
-        q: Distribution | torch.distributions.Distribution,
+        q: Distribution | Sequential | torch.distributions.Distribution,
         *,
         context: Float[Tensor, "*batch features"] | None = None,
         has_aux: bool = False,
@@ -133,7 +140,8 @@ class Expectation(nn.Module):
             f: a function from `[K, *batch, *event]` to `[K, *batch]` that treats samples and batch elements one by one.
                 It is differentiated in x only if the estimator needs it.
             q: a distribution of doublecv, or `torch.distributions.Bernoulli` or `OneHotCategorical`, or `Independent`
-                of one; the last axis of a Bernoulli's logits is that of the variables, as in doublecv.
+                of one; the last axis of a Bernoulli's logits is that of the variables, as in doublecv. For a `Product`,
+                `Layers` or `Autoregressive`, f receives a dictionary, a tuple of layers or sequences.
             context: features of each batch element, for estimators that use them; the others ignore it.
             has_aux: whether f returns a pair of values and auxiliary output. The result is then a pair, too. The
                 auxiliary output is differentiable in what f uses, with the samples held constant.
@@ -143,16 +151,16 @@ class Expectation(nn.Module):
                 differentiated: `lambda g: torch.autograd.grad(logits, parameters, g, create_graph=True)`.
         """
         estimator = self.estimator
-        q, wide, noise = self._prepare(f, q, generator, noise, pullback)
+        f, q, wide, noise, samples = self._prepare(f, q, generator, noise, pullback)
         checked = checked_function(f, wide, has_aux, q.logits.dtype)
-        samples = _draw(wide, noise, estimator)
         learned = self.learned()
         parameters = list(learned.numbers.values())
         learning = any(parameter.requires_grad for parameter in parameters)
         following = self.training and bool(learned.averages)
         if not (torch.is_grad_enabled() and (learning or following or q.logits.requires_grad)):
             values, aux = checked(samples.clone())
-            return (values.mean(dim=0), aux) if has_aux else values.mean(dim=0)
+            value = combine(estimator, values)
+            return (value, aux) if has_aux else value
         numbers = {name: value.detach().requires_grad_(value.requires_grad) for name, value in learned.numbers.items()}
         # Copies, because the averages move in place and another backward pass may come.
         averages = {name: value.detach().clone() for name, value in learned.averages.items()}
@@ -161,7 +169,8 @@ class Expectation(nn.Module):
         side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
         rule = Rule(estimator, q.with_logits, held, pullback, self._report, not self._checked)
         x, channel = sample(rule, side, q.logits, samples, parameters)
-        rule.x = x if estimator.needs.gradient and (has_aux or rule.check) else None
+        keeps = has_aux or rule.check or estimator.needs.bound
+        rule.x = x if estimator.needs.gradient and keeps else None
         values, aux = checked(x if estimator.needs.gradient else samples.clone())
         value = mean(rule, values, channel)
         return (value, auxiliary(rule, aux)) if has_aux else value
@@ -169,7 +178,7 @@ class Expectation(nn.Module):
     def estimate(
         self,
         f: Function,
-        q: Distribution | torch.distributions.Distribution,
+        q: Distribution | Sequential | torch.distributions.Distribution,
         *,
         context: Float[Tensor, "*batch features"] | None = None,
         has_aux: bool = False,
@@ -184,9 +193,8 @@ class Expectation(nn.Module):
         logits that are themselves the parameters and for diagnostics.
         """
         estimator = self.estimator
-        q, wide, noise = self._prepare(f, q, generator, noise, pullback)
+        f, q, wide, noise, x = self._prepare(f, q, generator, noise, pullback)
         checked = checked_function(f, wide, has_aux, q.logits.dtype)
-        x = _draw(wide, noise, estimator)
         df = None
         if estimator.needs.gradient:
             values, df, aux = evaluate(checked, x)
@@ -211,7 +219,7 @@ class Expectation(nn.Module):
         averages = {name: torch.zeros_like(value) for name, value in learned.averages.items()}
         held = side._replace(**{name: _detached(getattr(side, name)) for name in ("control", "dcontrol")})
         return Estimate(
-            values.mean(dim=0),
+            combine(estimator, values),
             gradient.to(q.logits.dtype),
             Learned(of_numbers, averages, statistics),
             held.evaluation(x, values, df),
@@ -222,18 +230,27 @@ class Expectation(nn.Module):
         """Return the estimator."""
         return repr(self.estimator)
 
-    def _prepare(
-        self, f: Any, q: Any, generator: torch.Generator | None, noise: Tensor | None, pullback: Any
-    ) -> tuple[Distribution, Distribution, Tensor]:
-        """Check the arguments; return q, q held constant in a wide type, and the noise."""
+    def _prepare(self, f: Any, q: Any, generator: torch.Generator | None, noise: Tensor | None, pullback: Any) -> Drawn:
+        """Check the arguments and draw the samples."""
         check_function(f, q)
         _check_no_transform()
         check_pullback(self.estimator, pullback)
+        self._check_initialized()
+        if isinstance(q, Sequential):
+            check_sequential(self.estimator)
+            if noise is not None:
+                raise ValueError(
+                    "noise cannot be given for a distribution that is drawn in several steps; take generator"
+                )
+            if not self._checked:
+                with torch.no_grad():
+                    q.check(uniform(None))
+            return draw_path(f, q, self.estimator, generator)
         family = _family(q)
         self.estimator.check_family(family)
-        self._check_initialized()
         wide = family.detach().widen()
-        return family, wide, _checked_noise(wide, self.estimator, generator, noise)
+        noise = _checked_noise(wide, self.estimator, generator, noise)
+        return Drawn(f, family, wide, noise, _draw(wide, noise, self.estimator))
 
     def _register(self, start: Learned, dtype: torch.dtype, device: torch.device | None) -> None:
         for name, value in start.numbers.items():

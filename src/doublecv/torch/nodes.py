@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from doublecv.arrays import log_mean_exp
 from doublecv.checks import differentiated_twice, missing_gradient
 from doublecv.distributions import Distribution, event_size
 from doublecv.estimators import Estimator, Evaluation, Learned
@@ -99,6 +100,7 @@ class Rule:
         values: f at the samples, which the backward pass of `mean` leaves for that of `sample`.
         expected: the gradient that should reach the samples, where it was verified.
         excess: the gradient that reached the samples through auxiliary output.
+        gradient: the gradient of f in x, where the objective is not the mean of f.
     """
 
     estimator: Estimator
@@ -111,6 +113,7 @@ class Rule:
     values: Tensor | None = None
     expected: Tensor | None = None
     excess: Tensor | None = None
+    gradient: Tensor | None = None
 
 
 def sample(
@@ -127,6 +130,12 @@ def sample(
     """
     x, channel = _Sample.apply(rule, side, logits, samples, *parameters)  # type: ignore[no-untyped-call]
     return x, channel
+
+
+def combine(estimator: Estimator, values: Float[Tensor, "K *batch"]) -> Float[Tensor, "*batch"]:
+    """Return the value of the objective: the mean of f, or the bound."""
+    result: Tensor = log_mean_exp(values, axis=0) if estimator.needs.bound else values.mean(dim=0)
+    return result
 
 
 def mean(rule: Rule, values: Float[Tensor, "K *batch"], channel: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
@@ -182,7 +191,7 @@ class _Sample(torch.autograd.Function):
             if estimator.needs.gradient:
                 weighted_df = _checked_gradient(rule, weighted_df, values, samples)
                 scale = torch.where(weight == 0, 0, samples.shape[0] / weight)
-                df = masked(q, scale, weighted_df.to(samples.dtype))
+                df = masked(q, scale, weighted_df.to(samples.dtype)) if rule.gradient is None else rule.gradient
         learned = rule.learned._replace(numbers=dict(zip(names, held, strict=True)))
         gradient, of_numbers, statistics = gradients(
             estimator, q, side.evaluation(samples, values, df), learned, weight, side.context, rule.pullback
@@ -230,15 +239,23 @@ class _Mean(torch.autograd.Function):
         ctx.rule = rule
         ctx.channel_type = channel.dtype
         ctx.save_for_backward(values)
-        return values.mean(dim=0)
+        return combine(rule.estimator, values)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
-        """Return weight / K for every sample, and the weight for the channel."""
+        """Return the share of every sample in the weight, 1 / K for a mean, and the weight for the channel."""
         (values,) = ctx.saved_tensors
         rule: Rule = ctx.rule
         rule.values = values.detach()
         cotangent = (weight / values.shape[0]).expand(values.shape)
+        if rule.estimator.needs.bound:
+            cotangent = weight * torch.softmax(values, dim=0)
+            if rule.x is not None and values.requires_grad:
+                # The weights of a bound may be too small to be divided by: a backward pass for the samples alone.
+                (gradient,) = torch.autograd.grad(
+                    values, rule.x, torch.ones_like(values), retain_graph=True, materialize_grads=True
+                )
+                rule.gradient = gradient.to(ctx.channel_type)
         if rule.check and rule.x is not None and values.requires_grad:
             (rule.expected,) = torch.autograd.grad(values, rule.x, cotangent, retain_graph=True, materialize_grads=True)
         return None, cotangent, weight.to(ctx.channel_type)

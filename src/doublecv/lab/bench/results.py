@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from doublecv import estimators
+from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.options import Option, check_options
 
@@ -26,7 +26,8 @@ FLOOR = "floor"
 
 def timed() -> tuple[str, ...]:
     """Return the names of the estimators that do not need the exact mean of f, which is unknown for a decoder."""
-    return tuple(name for name in estimators.names() if not estimators.make(name, samples=4).needs.expected_f)
+    names = estimators.names(Bernoulli)
+    return tuple(name for name in names if not estimators.make(name, samples=4).needs.expected_f)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from doublecv import estimators
+from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import locked, write_atomically
 from doublecv.lab.common.options import Option, check_options
@@ -23,7 +23,8 @@ NUMBERS, TABLES = "variance.json", "variance.md"
 
 def measurable() -> tuple[str, ...]:
     """Return the names of the estimators that do not need the exact mean of f, which is unknown here."""
-    return tuple(name for name in estimators.names() if not estimators.make(name, samples=4).needs.expected_f)
+    names = estimators.names(Bernoulli)
+    return tuple(name for name in names if not estimators.make(name, samples=4).needs.expected_f)
 
 
 @dataclass(frozen=True)
