@@ -24,8 +24,17 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def namespace(array: Array) -> Any:
-    """Return the array API namespace of an array's library."""
-    return array_namespace(array)
+    """Return the array API namespace of an array's library.
+
+    It depends only on the type, and is remembered because finding it takes longer than many operations of PyTorch.
+    """
+    kind = type(array)
+    if kind not in _namespaces:
+        _namespaces[kind] = array_namespace(array)
+    return _namespaces[kind]
+
+
+_namespaces: dict[type, Any] = {}
 
 
 def detach(array: Array) -> Array:

@@ -8,6 +8,7 @@ method returns NaN.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
@@ -42,6 +43,8 @@ class Distribution(ABC):
 
     event_axes: ClassVar[int]
     layout: ClassVar[str]
+
+    _remembered: dict[str, Array] | None = None
 
     visited: ClassVar[bool] = False
     """Whether the logits have a leading sample axis: the logits that each sample visited on its own path."""
@@ -99,6 +102,23 @@ class Distribution(ABC):
     def with_logits(self, logits: Float[Array, "*logits"]) -> Self:
         """Return a distribution of the same family with other logits."""
         return type(self)(logits=logits)
+
+    @final
+    def remember(self) -> Self:
+        """Return a copy that computes its mean only once; the copy must not outlive the trace that made it."""
+        copy = self.with_logits(self.logits)
+        object.__setattr__(copy, "_remembered", {})
+        return copy
+
+    @final
+    def _once(self, name: str, compute: Callable[[], Array]) -> Array:
+        """Return what `compute` returns, which a copy made by `remember` computes once."""
+        remembered = self._remembered
+        if remembered is None:
+            return compute()
+        if name not in remembered:
+            remembered[name] = compute()
+        return remembered[name]
 
     @final
     def detach(self) -> Self:
@@ -250,12 +270,12 @@ class Bernoulli(Distribution):
     @property
     def mean(self) -> Float[Array, "*batch D"]:
         r"""Return :math:`\mu = \mathrm{sigmoid}(logits)`."""
-        return sigmoid(self.logits)
+        return self._once("mean", lambda: sigmoid(self.logits))
 
     @property
     def one_minus_mean(self) -> Float[Array, "*batch D"]:
         r"""Return :math:`1 - \mu` without the cancellation where :math:`\mu` is close to 1."""
-        return sigmoid(-self.logits)
+        return self._once("one_minus_mean", lambda: sigmoid(-self.logits))
 
     @property
     def min_prob(self) -> Float[Array, "*batch D"]:
@@ -353,6 +373,9 @@ class Categorical(Distribution):
     @property
     def mean(self) -> Float[Array, "*batch D C"]:
         r"""Return :math:`\mu = \mathrm{softmax}(logits)`."""
+        return self._once("mean", self._softmax)
+
+    def _softmax(self) -> Float[Array, "*batch D C"]:
         weights = self.xp.exp(self._shifted_logits)
         return weights / self.xp.sum(weights, axis=-1, keepdims=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 from doublecv.arrays import Array
@@ -32,7 +33,7 @@ class DisARM(FixedEstimator):
         samples: K, even; f is evaluated at exactly K points.
     """
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: f at antithetic pairs."""
         return Needs(families=(Bernoulli,), minimum_samples=2, multiple_of=2, coupling=Antithetic())
@@ -60,7 +61,7 @@ class ARMS(FixedEstimator):
         samples: K >= 2; f is evaluated at exactly K points.
     """
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: f at mutually antithetic samples."""
         return Needs(families=(Bernoulli,), minimum_samples=2, coupling=DirichletCopula())

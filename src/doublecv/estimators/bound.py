@@ -3,6 +3,7 @@ r"""Bounds with several samples, :math:`\log \frac{1}{S} \sum_s w(x_s)`: VIMCO a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 from array_api_compat import device
@@ -63,7 +64,7 @@ class MultiSampleBound(LinearEstimator):
     control: bool = True
     learning: Learning = field(default="moments", kw_only=True)
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: log w at two or more samples, and its gradient for the control variates."""
         names = ("current", "crossed", "own") if self.control else ()

@@ -14,7 +14,7 @@ into an independent one, and equal values contribute nothing (Dong, Mnih and Tuc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from math import comb
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -50,7 +50,7 @@ class CARMS(FixedEstimator):
         samples: K >= 2; f is evaluated at exactly K points.
     """
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: f at mutually antithetic categorical samples."""
         return Needs(families=(Categorical,), minimum_samples=2, coupling=StickBreakingCopula())
@@ -75,7 +75,7 @@ class DisARMTree(FixedEstimator):
         samples: K, even; f is evaluated at exactly K points.
     """
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: f at antithetic pairs of categorical samples."""
         return Needs(families=(Categorical,), minimum_samples=2, multiple_of=2, coupling=AntitheticTree())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from array_api_compat import device
@@ -62,7 +63,7 @@ class QuadraticDoubleCV(LinearEstimator):
 
     learning: Learning = field(default="moments", kw_only=True)
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: gradients at two or more samples."""
         names = NAMES if self.samples == 2 else (*NAMES, *NAMES_OF_OTHERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, log, prod, sqrt
 from typing import TYPE_CHECKING, Any, final
 
@@ -72,7 +73,7 @@ class Rebar(RelaxedEstimator, DescendingEstimator):
 
     samples: int = 1
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         r"""Return the needs: z and :math:`\tilde z` of every sample."""
         return Needs(relaxed_points=2 * self.samples, coupling=Concrete())
@@ -136,7 +137,7 @@ class Relax(RelaxedEstimator, DescendingEstimator):
         if isinstance(self.units, bool) or not isinstance(self.units, int) or self.units < 1:
             raise ValueError(f"units must be an integer of at least 1, got {self.units!r}")
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         r"""Return the needs: z and :math:`\tilde z` of every sample, and features of each batch element."""
         return Needs(relaxed_points=2 * self.samples, coupling=Concrete(), context=True, sized=True)
@@ -235,7 +236,7 @@ class ConcreteDoubleCV(LinearEstimator, RelaxedEstimator):
         if not 0 < self.temperature < inf:
             raise ValueError(f"temperature must be positive and finite, got {self.temperature}")
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         r"""Return the needs: z and :math:`\tilde z` of every sample."""
         return Needs(relaxed_points=2 * self.samples, coupling=Concrete(), minimum_samples=2, coefficients=("alpha",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 from doublecv.arrays import Array
@@ -37,7 +38,7 @@ class Reinforce(LinearEstimator):
 
     learned_baseline: bool = False
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: f at the samples."""
         return Needs(path=True, coefficients=("baseline",) if self.learned_baseline else ())
@@ -66,7 +67,7 @@ class RLOO(FixedEstimator):
         samples: K >= 2.
     """
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: f at two or more samples."""
         return Needs(minimum_samples=2, path=True)
@@ -97,7 +98,7 @@ class RStar(FixedEstimator):
 
     expected_f: Callable[[Distribution], Array] | None = None
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: f at the samples and its exact mean."""
         return Needs(expected_f=self.expected_f or True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -125,7 +126,7 @@ class Rodeo(DescendingEstimator):
         if isinstance(self.units, bool) or not isinstance(self.units, int) or self.units < 1:
             raise ValueError(f"units must be an integer of at least 1, got {self.units!r}")
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: gradients at two or more samples."""
         return Needs(gradient=True, minimum_samples=2)

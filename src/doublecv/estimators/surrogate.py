@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -77,7 +78,7 @@ class LearnedSurrogate(Estimator):
             raise ValueError(f"directions must be a positive integer or None, got {size!r}")
         object.__setattr__(self, "samples", self.base.samples)
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs of the base, gradients at the samples, and features of each batch element."""
         return replace(

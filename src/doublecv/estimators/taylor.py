@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, final, get_args
 
 from doublecv.arrays import Array
@@ -38,7 +39,7 @@ class MuProp(FixedEstimator):
         samples: K >= 1; f is also evaluated at the mean.
     """
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: f at the samples and at the mean."""
         return Needs(mean=True)
@@ -100,7 +101,7 @@ class DoubleCV(LinearEstimator):
                 "each other, so no independent sample has a gradient to use"
             )
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: gradients at the samples or at the mean."""
         independent, leave_one_out = isinstance(self.coupling, Independent), self.control == "leave-one-out"
@@ -155,7 +156,7 @@ class HalfDoubleCV(LinearEstimator):
         if self.keep not in get_args(Half):
             raise ValueError(f"keep must be one of {', '.join(get_args(Half))}; got {self.keep!r}")
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """Return the needs: gradients at two or more samples."""
         return Needs(gradient=True, minimum_samples=2, path=True, coefficients=("alpha",))

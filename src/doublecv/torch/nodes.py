@@ -82,7 +82,7 @@ def _cotangent(q: Distribution, gradient: Tensor, weight: Float[Tensor, "*batch"
 def masked(q: Distribution, weight: Float[Tensor, "*batch"], v: Tensor) -> Tensor:
     """Return weight times v, and 0 where the weight is 0, even if v is not finite there."""
     expanded = weight[(..., *(None,) * q.event_axes)]
-    return torch.where(expanded != 0, expanded * v, torch.zeros((), dtype=v.dtype, device=v.device))
+    return torch.where(expanded != 0, expanded * v, 0)
 
 
 @dataclass(eq=False)
@@ -180,7 +180,7 @@ class _Sample(torch.autograd.Function):
         if weight is None:
             return (None,) * (4 + len(parameters))
         assert rule.values is not None, "the weight and the values both come from the backward pass of mean"
-        q = rule.family(logits.detach()).widen()
+        q = rule.family(logits.detach()).widen().remember()
         estimator, names = rule.estimator, list(rule.learned.numbers)
         with torch.no_grad():
             values = rule.values.to(torch.promote_types(rule.values.dtype, q.logits.dtype))
