@@ -26,10 +26,11 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/pin.py --check
+	$(BIN)/python tools/mutants.py --check
 
 # The fast set with every annotated shape and type checked when a function is called.
 typecheck-run: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m '$(FAST)' --jaxtyping-packages=doublecv,beartype.beartype
+	PYTHONPATH=tests $(BIN)/python -m pytest -n 2 --dist loadfile -q -m '$(FAST)' --jaxtyping-packages=doublecv,typechecker.checked
 
 # Break the code in known ways, and check that a fast test fails for each.
 mutants: .venv/installed

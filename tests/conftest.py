@@ -18,6 +18,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax
 
 from browser import PROGRAM, Pages, chromium
+from slow_tests import markers_of
 
 # The suite compiles thousands of small programs and runs each for an instant: compiling them is what takes the time.
 jax.config.update("jax_disable_most_optimizations", True)
@@ -29,6 +30,16 @@ MEMORY = 1 << 30
 def _resident_memory():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the tests that the fast set leaves out."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        test = item.path.relative_to(item.config.rootpath).as_posix() + item.nodeid[item.nodeid.find("::") :]
+        for marker in markers_of(test, parameters):
+            item.add_marker(marker)
 
 
 @pytest.hookimpl(trylast=True)

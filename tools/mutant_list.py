@@ -1,0 +1,389 @@
+"""The ways in which `mutants.py` breaks the code, and the fast tests that must notice each."""
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """Replace one piece of text in one file.
+
+    Attributes:
+        file: the file, relative to `src/doublecv`.
+        old: the text, which occurs once in the file.
+        new: what takes its place.
+        tests: arguments for pytest that select the fast tests that must fail.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+DISTRIBUTIONS = "tests/test_distributions.py"
+BATTERY = "tests/estimators/test_battery.py"
+COUPLINGS = "tests/estimators/test_couplings.py tests/estimators/test_battery.py"
+PARTS = "tests/estimators/test_parts.py tests/estimators/test_battery.py"
+MOMENTS = "tests/estimators/test_parts.py tests/estimators/test_properties.py tests/jax/test_learned_state.py"
+CONCRETE = "tests/estimators/test_concrete.py tests/estimators/test_rebar.py"
+RELAX = "tests/estimators/test_relax.py"
+STEIN = "tests/estimators/test_stein.py tests/estimators/test_rodeo.py"
+SURROGATE = "tests/estimators/test_surrogate.py"
+PATHS = "tests/test_paths.py"
+BOUND = "tests/estimators/test_bound.py"
+CATEGORICAL = "tests/estimators/test_categorical.py"
+POLICY = "tests/test_policy_gradient.py"
+JAX = "tests/jax/test_expect.py tests/jax/test_learned_state.py tests/jax/test_errors.py"
+TORCH = "tests/torch/test_torch_equality.py tests/torch/test_torch_expectation.py tests/torch/test_torch_errors.py"
+FILES = "tests/lab/test_files.py"
+CHECKPOINT = "tests/lab/vae/test_vae_checkpoint.py"
+
+MUTANTS = [
+    # Distributions.
+    Mutant("arrays.py", "xp.where(array >= 0, xp.ones_like(decay), decay)", "xp.ones_like(decay)", DISTRIBUTIONS),
+    Mutant("distributions.py", "return x - self.mean", "return x + self.mean", DISTRIBUTIONS),
+    Mutant("distributions.py", "return self.mean * self.one_minus_mean * v", "return self.mean * v", DISTRIBUTIONS),
+    Mutant("distributions.py", "* v * (self.one_minus_mean - self.mean)", "* v * self.one_minus_mean", BATTERY),
+    Mutant("distributions.py", "(positive_part - x * logits)", "(positive_part - logits)", DISTRIBUTIONS),
+    Mutant("distributions.py", "+ distance * self.min_prob", "- distance * self.min_prob", DISTRIBUTIONS),
+    Mutant("distributions.py", "(other_of_one - of_one)", "(other_of_one + of_one)", DISTRIBUTIONS),
+    Mutant("distributions.py", "noise < self.xp.astype(self.mean", "noise > self.xp.astype(self.mean", DISTRIBUTIONS),
+    Mutant("distributions.py", "mean * (v - self.xp.sum(mean * v,", "mean * (v - self.xp.sum(v,", DISTRIBUTIONS),
+    Mutant(
+        "distributions.py", "squares - mean * self.xp.sum(squares,", "squares - self.xp.sum(squares,", DISTRIBUTIONS
+    ),
+    Mutant("distributions.py", "self.log_mean - other.log_mean", "self.log_mean", DISTRIBUTIONS),
+    Mutant("distributions.py", "(noise[..., None] < upper)", "(noise[..., None] < 1)", DISTRIBUTIONS),
+    Mutant(
+        "distributions.py",
+        "return -self.dot(self.mean, self.log_mean)",
+        "return -self.dot(self.mean, self.mean)",
+        DISTRIBUTIONS,
+    ),
+    # Averages and the score function.
+    Mutant("estimators/averages.py", "- v) / (v.shape[0] - 1)", "- v) / v.shape[0]", BATTERY),
+    Mutant("estimators/averages.py", "(sum_over_samples(v)[None] - v)", "(sum_over_samples(v)[None] + 0 * v)", BATTERY),
+    Mutant(
+        "estimators/averages.py", "leave_one_out((v[:pairs] + v[pairs:]) / 2)", "(v[:pairs] + v[pairs:]) / 2", BATTERY
+    ),
+    Mutant("estimators/averages.py", "else sum_over_samples(v) / v.shape[0]", "else sum_over_samples(v)", BATTERY),
+    Mutant(
+        "estimators/averages.py",
+        "return q.covariance_product(sum_over_samples(v) / v.shape[0])",
+        "return q.covariance_product(v[0])",
+        BATTERY,
+    ),
+    Mutant(
+        "estimators/score_function.py",
+        "evaluation.f - leave_one_out(evaluation.f))",
+        "evaluation.f - leave_one_out(evaluation.f) ** 2)",
+        BATTERY,
+    ),
+    Mutant(
+        "estimators/score_function.py",
+        "evaluation.f - evaluation.expected_f)",
+        "evaluation.f * evaluation.expected_f)",
+        BATTERY,
+    ),
+    Mutant(
+        "estimators/score_function.py",
+        "g0 = score_gradient(q, evaluation.x, evaluation.f)",
+        "g0 = score_gradient(q, evaluation.x, abs(evaluation.f))",
+        BATTERY,
+    ),
+    # Taylor expansions.
+    Mutant(
+        "estimators/taylor.py",
+        "evaluation.f - expansion) + q.covariance",
+        "evaluation.f - expansion) - q.covariance",
+        BATTERY,
+    ),
+    Mutant("estimators/taylor.py", "evaluation.f_mean[None] + q.dot", "0 * evaluation.f_mean[None] - q.dot", BATTERY),
+    Mutant(
+        "estimators/taylor.py", "self.coupling.estimate(q, x, b) - c}", "self.coupling.estimate(q, x, b) + c}", BATTERY
+    ),
+    Mutant(
+        "estimators/taylor.py",
+        "b = q.dot(self.coupling.mean_of_independent(evaluation.df), score)",
+        "b = q.dot(evaluation.df, score)",
+        BATTERY,
+    ),
+    Mutant(
+        "estimators/taylor.py",
+        "h = score_gradient(q, x, b) - dot_correction",
+        "h = score_gradient(q, x, b) + dot_correction",
+        BATTERY,
+    ),
+    Mutant(
+        "estimators/taylor.py", "h = -score_gradient(q, x, leave_one_out(b))", "h = -score_gradient(q, x, b)", BATTERY
+    ),
+    # The quadratic form.
+    Mutant("estimators/quadratic.py", "Q = (P**2 - compensator) / N", "Q = P**2 / N", BATTERY),
+    Mutant("estimators/quadratic.py", "P = q.pairwise_dot(score, G)", "P = q.pairwise_dot(G, score)", BATTERY),
+    Mutant("estimators/quadratic.py", '"own": leave_one_out(of_P.own)', '"own": of_P.own', BATTERY),
+    Mutant("estimators/quadratic.py", '"own_square": leave_one_out(of_Q.own)', '"own_square": of_Q.own', BATTERY),
+    Mutant("estimators/quadratic.py", '"current_square": correction}', '"current_square": 2 * correction}', BATTERY),
+    Mutant("estimators/quadratic.py", "xp.sum(A, axis=0) - own", "xp.sum(A, axis=0)", BATTERY),
+    Mutant("estimators/quadratic.py", "keepdims=True) - current - crossed", "keepdims=True) - current", BATTERY),
+    Mutant("estimators/quadratic.py", "n = q.dot(G, q.covariance_product(G))", "n = q.dot(G, G)", BATTERY),
+    # Paths.
+    Mutant("estimators/averages.py", "return v / v.shape[0] if q.visited else", "return v if q.visited else", PATHS),
+    Mutant(
+        "estimators/averages.py",
+        "return q.covariance_product(leave_one_out(v)) / v.shape[0]",
+        "return q.covariance_product(v) / v.shape[0]",
+        PATHS,
+    ),
+    Mutant("estimators/quadratic.py", "+ 2 * product * q.sum_of_earlier(others * score)", "", PATHS),
+    Mutant("estimators/quadratic.py", "correction / (K * (K - 1))", "correction / K**2", PATHS),
+    # Bounds over several samples, and couplings of one-hot samples.
+    Mutant(
+        "estimators/bound.py",
+        "advantage = log_mean_exp(log_weight, axis=0)[None] - without",
+        "advantage = log_mean_exp(log_weight, axis=0)[None] + without",
+        BOUND,
+    ),
+    Mutant(
+        "estimators/bound.py",
+        "current = omega * xp.sum(of_others, axis=1)",
+        "current = xp.sum(of_others, axis=1)",
+        BOUND,
+    ),
+    Mutant(
+        "estimators/bound.py",
+        "leave_one_out(log_weight)[:, None], log_weight[None])",
+        "log_weight[:, None], log_weight[None])",
+        BOUND,
+    ),
+    Mutant("estimators/categorical.py", "axis=1) / (K * (K - 1))", "axis=1) / K**2", CATEGORICAL),
+    Mutant(
+        "estimators/categorical.py",
+        "return mean * (leftwards - rightwards)",
+        "return mean * (leftwards + rightwards)",
+        CATEGORICAL,
+    ),
+    Mutant(
+        "estimators/categorical.py",
+        "apart = (1 - stop) / (1 - both_given_one)",
+        "apart = 1 / (1 - both_given_one)",
+        CATEGORICAL,
+    ),
+    # Samples from elsewhere.
+    Mutant(
+        "policy_gradient.py",
+        "result = wide - _leave_one_out(wide, weight)",
+        "result = wide + _leave_one_out(wide, weight)",
+        POLICY,
+    ),
+    Mutant(
+        "policy_gradient.py",
+        "return (total - values * weight) / xp.clip(number - weight, 1, None)",
+        "return total / xp.clip(number, 1, None)",
+        POLICY,
+    ),
+    Mutant(
+        "policy_gradient.py", "(known - detach(known)), axis=0) / number", "(known - detach(known)), axis=0)", POLICY
+    ),
+    Mutant(
+        "policy_gradient.py",
+        "best = xp.sum(_binomial(rank, k - 1) * weight",
+        "best = xp.sum(_binomial(rank, k) * weight",
+        POLICY,
+    ),
+    # Parts and moments.
+    Mutant("estimators/parts.py", "(coefficients[name] * part for", "(part for", PARTS),
+    Mutant("estimators/parts.py", "sum((-coefficients[name] * r for", "sum((coefficients[name] * r for", PARTS),
+    Mutant(
+        "estimators/parts.py",
+        "derivatives[name] - xp.sum(cotangent * r)",
+        "derivatives[name] + xp.sum(cotangent * r)",
+        PARTS,
+    ),
+    Mutant(
+        "estimators/parts.py",
+        "self.q.dot(cotangent, self.score) / self.score.shape[0]",
+        "self.q.dot(cotangent, self.score)",
+        PARTS,
+    ),
+    Mutant("estimators/moments.py", "return -scale * xp.linalg.solve", "return scale * xp.linalg.solve", MOMENTS),
+    Mutant("estimators/moments.py", "before + RATE * (new - before)", "before + RATE * new", MOMENTS),
+    Mutant(
+        "estimators/moments.py", "usable = (weight > 0) & xp.all(xp.isfinite(products))", "usable = weight > 0", MOMENTS
+    ),
+    Mutant(
+        "estimators/moments.py",
+        "new = products / xp.where(usable, weight, xp.ones_like(weight))",
+        "new = products",
+        MOMENTS,
+    ),
+    Mutant(
+        "estimators/moments.py",
+        "q.scale(xp.sqrt(weight / event_size(q)), stacked)",
+        "q.scale(weight / event_size(q), stacked)",
+        MOMENTS,
+    ),
+    # Couplings.
+    Mutant(
+        "estimators/couplings.py",
+        "return sum_over_samples(differences) * (1 - _bernoulli(q).min_prob)",
+        "return sum_over_samples(differences)",
+        COUPLINGS,
+    ),
+    Mutant(
+        "estimators/couplings.py",
+        "mirrored = 1 - type(q)(logits=-q.logits).sample(noise)",
+        "mirrored = 1 - q.sample(noise)",
+        COUPLINGS,
+    ),
+    Mutant(
+        "estimators/couplings.py",
+        "return (1 - rarer) / (1 - both_given_one)",
+        "return 1 / (1 - both_given_one)",
+        COUPLINGS,
+    ),
+    Mutant("estimators/couplings.py", "rare == (q.logits < 0)", "rare == (q.logits >= 0)", COUPLINGS),
+    Mutant(
+        "estimators/couplings.py",
+        "* self.independence(q, x.shape[0])",
+        "* self.independence(q, x.shape[0]) ** 2",
+        COUPLINGS,
+    ),
+    # Relaxations.
+    Mutant("estimators/concrete.py", "q.xp.log1p(-u) - q.xp.log(u)", "q.xp.log(u) - q.xp.log1p(-u)", CONCRETE),
+    Mutant(
+        "estimators/concrete.py", "softplus(t * location) + t * standard", "softplus(t * location) + standard", CONCRETE
+    ),
+    Mutant("estimators/concrete.py", "largest - (1 - x) * softplus", "largest - softplus", CONCRETE),
+    Mutant("estimators/concrete.py", "q.with_logits(z / temperature)", "q.with_logits(z * temperature)", CONCRETE),
+    Mutant("estimators/relaxed.py", "score_part + _reparameterized_gradient(evaluation)", "score_part", CONCRETE),
+    Mutant(
+        "estimators/relaxed.py",
+        "dcontrol[:samples] - evaluation.dcontrol[samples:]",
+        "dcontrol[samples:] - evaluation.dcontrol[:samples]",
+        CONCRETE,
+    ),
+    Mutant(
+        "estimators/relaxed.py",
+        "(values + self._network(q, z, numbers, context))",
+        "(values - self._network(q, z, numbers, context))",
+        RELAX,
+    ),
+    Mutant("estimators/relaxed.py", "hidden, NEGATIVE_SLOPE * hidden", "hidden, 0 * hidden", RELAX),
+    # Stein operator and surrogate.
+    Mutant("estimators/stein.py", "q.dot(probability, change) / q.event_shape[0]", "q.dot(probability, change)", STEIN),
+    Mutant("estimators/stein.py", "own = -q.score(x) * h.neighbors", "own = q.score(x) * h.neighbors", STEIN),
+    Mutant("estimators/stein.py", "baseline = leave_one_out(f + stein)", "baseline = leave_one_out(f) + stein", STEIN),
+    Mutant("estimators/stein.py", "range(1, self.samples)", "range(self.samples)", STEIN),
+    Mutant(
+        "estimators/surrogate.py",
+        "base.gradient + q.covariance_product",
+        "base.gradient - q.covariance_product",
+        SURROGATE,
+    ),
+    Mutant("estimators/surrogate.py", "f=evaluation.f - detach(fit.r)", "f=evaluation.f + detach(fit.r)", SURROGATE),
+    Mutant("estimators/surrogate.py", "slope + across - diagonal * score)", "slope + across)", SURROGATE),
+    Mutant(
+        "estimators/surrogate.py", "xp.where(weight > 0, weight * misfit, xp.zeros_like(misfit))", "misfit", SURROGATE
+    ),
+    # The JAX front-end.
+    Mutant(
+        "jax/rule.py",
+        "of_logits = masked(q, weight, gradient)",
+        "of_logits = masked(q, jnp.abs(weight), gradient)",
+        JAX,
+    ),
+    Mutant(
+        "jax/rule.py",
+        "jnp.broadcast_to(weight / values.shape[0], values.shape)",
+        "jnp.broadcast_to(weight, values.shape)",
+        JAX,
+    ),
+    Mutant(
+        "jax/rule.py", "values.shape[0] / jnp.where(counts, weight, 1), 0)", "1 / jnp.where(counts, weight, 1), 0)", JAX
+    ),
+    Mutant(
+        "jax/rule.py", "return (2 / max(1, event_size(q)) * masked", "return (-2 / max(1, event_size(q)) * masked", JAX
+    ),
+    Mutant("jax/rule.py", "(2 * masked(q, weight, pushed_forward))", "(masked(q, weight, pushed_forward))", JAX),
+    Mutant("jax/rule.py", "of_logits, of_learned = _differentiable_once((of_logits, of_learned))", "pass", JAX),
+    Mutant(
+        "jax/rule.py", "    if not any(found):\n        raise missing_gradient(estimator)", "    del estimator", JAX
+    ),
+    Mutant(
+        "jax/rule.py",
+        "*_, more = f_pullback((jnp.zeros_like(values), filled))",
+        "*_, more = f_pullback((of_values, filled))",
+        JAX,
+    ),
+    Mutant(
+        "jax/expectation.py",
+        "averages = self.estimator.advance(learned.averages, gradients.statistics)",
+        "averages = learned.averages",
+        JAX,
+    ),
+    Mutant("jax/expectation.py", "1 / max(1, prod(q.batch_shape))", "1", JAX),
+    # The PyTorch front-end.
+    Mutant(
+        "torch/nodes.py",
+        "cotangent = (weight / values.shape[0]).expand(values.shape)",
+        "cotangent = weight.expand(values.shape)",
+        TORCH,
+    ),
+    Mutant(
+        "torch/nodes.py",
+        "of_logits = masked(q, weight, gradient).to",
+        "of_logits = masked(q, weight.abs(), gradient).to",
+        TORCH,
+    ),
+    Mutant(
+        "torch/nodes.py",
+        "scale = torch.where(weight == 0, 0, samples.shape[0] / weight)",
+        "scale = torch.where(weight == 0, 0, 1 / weight)",
+        TORCH,
+    ),
+    Mutant(
+        "torch/nodes.py",
+        "return 2 / max(1, event_size(q)) * masked",
+        "return -2 / max(1, event_size(q)) * masked",
+        TORCH,
+    ),
+    Mutant("torch/nodes.py", "total, rule.excess = total - rule.excess, None", "rule.excess = None", TORCH),
+    Mutant("torch/nodes.py", "        if torch.is_grad_enabled():", "        if False:", TORCH),
+    Mutant("torch/nodes.py", "        raise missing_gradient(rule.estimator)", "        return total", TORCH),
+    # Checkpoints.
+    Mutant(
+        "lab/train/checkpoint.py",
+        "expected {description['state_sha256'][:12]}...\")",
+        "expected {description['state_sha256'][:12]}...\") if False else None",
+        CHECKPOINT,
+    ),
+    Mutant(
+        "lab/train/checkpoint.py",
+        "        if (given := its_identity.get(name)) != wanted:",
+        "        if (given := its_identity.get(name)) is None:",
+        CHECKPOINT,
+    ),
+    Mutant("lab/train/checkpoint.py", "for old in paths(folder)[KEPT:]:", "for old in paths(folder)[1:]:", CHECKPOINT),
+    Mutant(
+        "lab/train/checkpoint.py",
+        "key=lambda path: step_of(path) or 0, reverse=True)",
+        "key=lambda path: step_of(path) or 0)",
+        CHECKPOINT,
+    ),
+    Mutant(
+        "lab/train/checkpoint.py",
+        "    if (found := _digest(description)) != expected:",
+        '    if (found := _digest(description)) == "":',
+        CHECKPOINT,
+    ),
+    Mutant("lab/train/checkpoint.py", "array is None or array.shape != leaf.shape or", "array is None or", CHECKPOINT),
+    Mutant("lab/train/checkpoint.py", '    if description["step"] != step_of(path):', "    if False:", CHECKPOINT),
+    Mutant(
+        "lab/train/checkpoint.py",
+        "    except OSError:\n        remove(partial)\n        raise",
+        "    except OSError:\n        raise",
+        CHECKPOINT,
+    ),
+    Mutant("lab/common/files.py", "        partial.replace(path)\n", "        path.write_bytes(content)\n", FILES),
+    Mutant("lab/common/files.py", 'or ".." in parts.parts', "", FILES),
+    Mutant("lab/common/files.py", "        if path.is_symlink():", "        if False:", FILES),
+]
