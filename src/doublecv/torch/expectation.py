@@ -58,8 +58,7 @@ class Expectation(nn.Module):
     - to q's logits: the estimator's gradient. If f itself depends on the logits, its ordinary gradient is added; use
       `detach(q)` in f to hold them constant, as an ELBO with log q(x) in f needs it;
     - to the learned numbers: the derivative of the mean square of the estimate. A batch element counts with the
-    absolute
-      weight that it has in the loss.
+      absolute weight that it has in the loss.
 
     f may call a compiled model; `torch.compile` leaves the module itself as it is. REBAR and RELAX differentiate f
     twice, which torch does not do through a compiled model. The transforms of `torch.func` do not pass through the
