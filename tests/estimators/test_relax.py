@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 from doublecv.diagnostics import compare, exact_moments, optimal_coefficients
+from doublecv.lab.vae.relax_network import RelaxNetwork, relax_with_input
 
 import doublecv as dcv
 from doublecv import estimators
 from doublecv.jax import estimate, expect
-from doublecv.lab.vae.relax_network import RelaxNetwork, relax_with_input
 from noise_quadrature import estimate_at, given_noise
 from problems import network, toy
 from relaxed import KINDS, make_relaxed

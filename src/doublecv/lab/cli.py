@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "report": Command(
         "compare the results of reproduce with the paper's: a web page and tables",
-        "doublecv.lab.report.arguments:ReportArguments",
+        "doublecv.lab.report.command:ReportSettings",
         "doublecv.lab.report.command:main",
     ),
 }

@@ -1,24 +1,25 @@
-"""A sweep that is small and real: short training runs on random images, a short toy run, and made-up times."""
+"""A small sweep whose files are written as the laboratory writes them, with made-up numbers."""
 
 import json
-import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from doublecv.lab.common import run_folder
-from doublecv.lab.data import Dataset
+from doublecv.lab.common.records import seal_document, seal_line
 from doublecv.lab.sweep import plan as sweep
-from doublecv.lab.toy import results as toy_results
 from doublecv.lab.toy.problem import ToySettings
-from doublecv.lab.toy.run import run
+from doublecv.lab.toy.results import METRICS, Curves, ToyResults, record_iterations, write_metrics
 from doublecv.lab.train import metrics
-from doublecv.lab.train.loop import run as train
+from doublecv.lab.train.settings import FILE as SETTINGS
 from doublecv.lab.train.settings import TrainSettings
 
 STEPS = 20
 SHIFT = 0.5
-SIDE = 6
+LEVEL = {"rloo": -300.0, "double-cv": -290.0, "relax": -280.0, "disarm": -295.0}
+PAPER_STEPS = 1_000_000
 
 BENCH = {
     "library": "JAX, made-up times",
@@ -49,19 +50,32 @@ BENCH = {
 """As `doublecv bench --out` writes it."""
 
 
-def images(train_images=60):
-    pixels = np.random.default_rng(0).integers(0, 256, (train_images + 30, SIDE * SIDE), dtype=np.uint8)
-    return Dataset("fashion-mnist", SIDE, SIDE, pixels[:train_images], pixels[-30:-15], pixels[-15:])
-
-
 def train_settings(**changes):
     given = {"dataset": "fashion-mnist", "latents": 4, "batch": 10, "steps": STEPS, "record_every": 2}
-    given |= {"evaluate_every": 10, "checkpoint_every": 10, "bound_samples": 100}
-    return TrainSettings(**given | changes)
+    return TrainSettings(**given | {"evaluate_every": 10, "checkpoint_every": 10} | changes)
 
 
-def sweep_settings(settings):
-    return settings.as_json()
+def records(settings, level, upto=None):
+    """Ten records of training, two evaluations on the way, and the numbers at the end."""
+    steps, seed = settings.steps, settings.seed
+    for step in range(steps // 10, (upto or steps) + 1, steps // 10):
+        curve = level - 10 * (1 - step / steps)
+        alpha = {"alpha": step / steps} if settings.estimator == "double-cv" else {}
+        train = {"elbo": curve, "encoder_variance": 1e-3 * steps / step, "logits_variance": 0.5}
+        yield {"kind": "train", "step": step, "seed": seed, **train, **alpha}
+        if step * 2 % steps == 0:
+            yield {"kind": "evaluation", "step": step, "seed": seed, "train_elbo": curve, "validation_elbo": curve - 1}
+    if upto is None:
+        bounds = {"test_bound_2": level - 1.5, "test_bound_100": level - 1}
+        yield {"kind": "final", "step": steps, "seed": seed, "test_elbo": level - 2, **bounds}
+
+
+def write_lines(path, lines):
+    checksum = 0
+    with path.open("wb") as file:
+        for line in lines:
+            written, checksum = seal_line(line, checksum)
+            file.write(written)
 
 
 class TinySweep:
@@ -75,48 +89,46 @@ class TinySweep:
         self.runs.append(planned)
         return planned.folder
 
-    def train(self, name, targets=("table-k2-bernoulli",), **changes):
+    def planned(self, name, targets=("table-k2-bernoulli",), **changes):
+        return self.add(name, "train", train_settings(**changes).as_json(), targets)
+
+    def train(self, name, level=None, upto=None, **changes):
+        """A complete run that ends at `level`, or one that was interrupted after `upto` steps."""
         settings = train_settings(**changes)
-        folder = self.add(name, "train", sweep_settings(settings), targets)
-        train(settings, folder, dataset=images())
+        folder = self.planned(name, **changes)
+        folder.mkdir(parents=True)
+        (folder / sweep.LOG).touch()
+        (folder / SETTINGS).write_bytes(seal_document(settings.as_json() | {"data_dir": None, "tensorboard": False}))
+        write_lines(
+            folder / metrics.FILE, records(settings, LEVEL[settings.estimator] if level is None else level, upto)
+        )
+        if upto is None:
+            pixels = np.random.default_rng(0).integers(0, 256, (42, 70), dtype=np.uint8)
+            Image.fromarray(pixels.repeat(4, 0).repeat(4, 1)).convert("RGB").save(folder / "pictures.png")
+            run_folder.write_config(folder, "train", settings.as_json())
         return folder
 
-    def another_seed(self, name, folder, seed, **changes):
-        """The same run again as another seed, all ELBOs higher by `SHIFT`: what the standard errors are is plain."""
-        made = self.planned(name, seed=seed, **changes)
-        shutil.copytree(folder, made)
-        lines = [json.loads(line) for line in (made / metrics.FILE).read_text().splitlines()]
-        shifted = [
-            {key: value + SHIFT if "elbo" in key else value for key, value in line.items()} | {"seed": seed}
-            for line in lines
-        ]
-        (made / metrics.FILE).write_text("".join(f"{json.dumps(line)}\n" for line in shifted))
-        config = json.loads((made / run_folder.CONFIG).read_text())
-        config["settings"]["seed"] = seed
-        (made / run_folder.CONFIG).write_text(json.dumps(config))
-
-    def planned(self, name, targets=("table-k2-bernoulli",), **changes):
-        return self.add(name, "train", sweep_settings(train_settings(**changes)), targets)
-
     def toy(self, name, **changes):
-        settings = ToySettings(**{"dimension": 3, "iterations": 20, "seeds": 2, "every": 5, "draws": 20} | changes)
-        plain = settings.as_json()
-        folder = self.add(name, "toy", plain, ("figure-1",))
+        settings = ToySettings(**{"dimension": 3, "iterations": 20, "seeds": 2, "every": 5} | changes)
+        folder = self.add(name, "toy", settings.as_json(), ("figure-1",))
         folder.mkdir(parents=True)
-        with (folder / toy_results.METRICS).open("w", newline="") as file:
-            toy_results.write_metrics(run(settings), file)
-        run_folder.write_config(folder, "toy", plain)
+        with (folder / METRICS).open("w", newline="") as file:
+            write_metrics(toy_results(settings), file)
+        run_folder.write_config(folder, "toy", settings.as_json(), [METRICS])
 
-    def bench(self, name):
-        folder = self.add(
-            name, "bench", {"samples": [2, 4], "estimators": ["rloo", "double-cv", "relax"]}, ("table-time",)
-        )
+    def bench(self, name, content=None):
+        settings = {"samples": [2, 4], "estimators": ["rloo", "double-cv", "relax"]}
+        folder = self.add(name, "bench", settings, ("table-time",))
         folder.mkdir(parents=True)
-        (folder / sweep.BENCH).write_text(json.dumps(BENCH))
+        (folder / sweep.BENCH).write_bytes(seal_document(content or BENCH))
 
     def write(self):
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole = sweep.Sweep(
+        (self.folder / sweep.FILE).write_bytes(seal_document(sweep.as_json(self.content())))
+        return self.folder
+
+    def content(self):
+        return sweep.Sweep(
             self.folder,
             targets=("figure-1", "table-k2-bernoulli", "table-time"),
             command="doublecv reproduce figure-1 table-k2-bernoulli --only 'dataset=<fashion-mnist>' --out results",
@@ -127,21 +139,29 @@ class TinySweep:
             machine={"processor": "abacus", "cores": 2},
             runs=tuple(self.runs),
         )
-        (self.folder / sweep.FILE).write_text(json.dumps(sweep.as_json(whole)))
-        return self.folder
+
+
+def toy_results(settings):
+    iterations = record_iterations(settings)
+    random = np.random.default_rng(1)
+
+    def curves(name):
+        made = {one.name: random.uniform(0.5, 1.0, (settings.seeds, len(iterations))) for one in fields(Curves)}
+        unknown = {} if name == "double-cv" else {"alpha": np.full_like(made["alpha"], np.nan)}
+        return Curves(**made | unknown)
+
+    seeds = tuple(range(1, settings.seeds + 1))
+    return ToyResults(settings, seeds, iterations, {name: curves(name) for name in settings.estimators})
 
 
 def make(folder: Path) -> Path:
-    """Two seeds of RLOO and of Double CV, one of RELAX, a cut and a failed run, two that wait, a toy run, and times."""
+    """Two seeds of RLOO and Double CV, one of RELAX, an interrupted, a failed and a planned run, toys, and times."""
     made = TinySweep(folder)
     for estimator in ("rloo", "double-cv"):
-        first = made.train(f"{estimator}-1", estimator=estimator, seed=1)
-        made.another_seed(f"{estimator}-2", first, estimator=estimator, seed=2)
+        made.train(f"{estimator}-1", estimator=estimator, seed=1)
+        made.train(f"{estimator}-2", LEVEL[estimator] + SHIFT, estimator=estimator, seed=2)
     made.train("relax-1", estimator="relax", samples=1, seed=1)
-    cut = made.planned("disarm-1", estimator="disarm", seed=1)
-    shutil.copytree(folder / "runs" / "rloo-1", cut)
-    (cut / run_folder.CONFIG).unlink()
-    (cut / sweep.LOG).touch()
+    made.train("disarm-1", upto=10, estimator="disarm", seed=1)
     failed = made.planned("disarm-2", estimator="disarm", seed=2)
     failed.mkdir()
     (failed / sweep.FAILURE).write_text("out of memory at <step 3>\n")
@@ -149,3 +169,12 @@ def make(folder: Path) -> Path:
     made.toy("toy-d3", estimators=("rloo", "double-cv", "r-star"))
     made.bench("bench-k2-k4")
     return made.write()
+
+
+def unseal(folder, change):
+    """Change the entries of sweep.json, which then has no checksum."""
+    path = folder / sweep.FILE
+    held = json.loads(path.read_text())
+    del held["checksum"]
+    change(held)
+    path.write_text(json.dumps(held))

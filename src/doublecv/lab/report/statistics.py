@@ -1,4 +1,4 @@
-"""The statistics of a report: means over seeds, differences in standard errors, and the order of the estimators."""
+"""Compute the statistics of a report: means over seeds, differences from the paper, and the order of the estimators."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from math import hypot, sqrt
 from statistics import fmean, stdev
 
 CLEAR = 2.0
-"""Two means are clearly apart when they differ by more than so many of their combined standard errors."""
+"""Two numbers differ clearly if they differ by more than this multiple of their combined +-."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its standard error; None where there is no such thing, as for a single seed."""
+    """A mean and its +-: the standard error for our means; the paper does not say what its +- is.
+
+    `plus_minus` is None where there is none, as for a single seed.
+    """
 
     mean: float
-    standard_error: float | None = None
+    plus_minus: float | None = None
 
 
 @dataclass(frozen=True)
 class OrderAgreement:
-    """How far two rankings of the same estimators agree.
+    """The agreement of two rankings of the same estimators.
 
     Attributes:
         pairs: the number of pairs of estimators.
-        agreeing: the pairs that both put into the same order.
-        clear: the pairs that are clearly apart in both; None where some measured mean has no standard error.
-        clear_agreeing: those of them that both put into the same order; None in the same case.
+        agreeing: the pairs that are in the same order in both.
+        clear: the pairs that differ clearly in both; None where a measured mean has no +-.
+        clear_agreeing: the clear pairs that are in the same order in both; None in the same case.
         tau: Kendall's tau.
     """
 
@@ -38,44 +41,47 @@ class OrderAgreement:
     clear_agreeing: int | None
     tau: float
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every pair agrees."""
-        return self.agreeing == self.pairs
-
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of n values with the standard error s / sqrt(n), s^2 = 1/(n-1) sum_i (v_i - mean)^2."""
+    r"""Return the mean of n values with its standard error.
+
+    .. math:: s / \sqrt{n}, \quad s^2 = \frac{1}{n - 1} \sum_i (v_i - \bar v)^2
+    """
     return Estimate(fmean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else None)
 
 
-def difference_in_standard_errors(one: Estimate, other: Estimate) -> float | None:
-    """(one - other) / sqrt(se_one^2 + se_other^2); None where a standard error is missing or both are 0."""
-    if one.standard_error is None or other.standard_error is None:
+def difference_in_plus_minus(one: Estimate, other: Estimate) -> float | None:
+    r"""Return the difference of two means over their combined +-; None where one is missing or both are 0.
+
+    .. math:: (m_1 - m_2) / \sqrt{\pm_1^2 + \pm_2^2}
+
+    >>> difference_in_plus_minus(Estimate(5.0, 3.0), Estimate(-5.0, 4.0))
+    2.0
+    """
+    if one.plus_minus is None or other.plus_minus is None:
         return None
-    combined = hypot(one.standard_error, other.standard_error)
+    combined = hypot(one.plus_minus, other.plus_minus)
     return (one.mean - other.mean) / combined if combined > 0 else None
 
 
 def order_agreement(measured: Mapping[str, Estimate], paper: Mapping[str, Estimate]) -> OrderAgreement | None:
-    """Compare the order of the estimators that both know; None if these are fewer than two.
+    r"""Compare the order of the estimators that are in both; return None if these are fewer than two.
 
-    Kendall's tau (Kendall, 1938) is the agreeing pairs less the disagreeing ones, over all pairs
+    Kendall's tau (Kendall, 1938) is
 
-        tau = (agreeing - disagreeing) / pairs
+    .. math:: \tau = (\text{agreeing} - \text{disagreeing}) / \text{pairs}
 
-    where a pair that is tied in one of the two rankings is neither.
+    where a pair that is tied in one of the two rankings neither agrees nor disagrees.
     """
     pairs = list(combinations([name for name in paper if name in measured], 2))
     if not pairs:
         return None
     signs = [_sign(measured, pair) * _sign(paper, pair) for pair in pairs]
-    distances = [(_distance(measured, pair), _distance(paper, pair)) for pair in pairs]
-    known = all(measured[name].standard_error is not None for pair in pairs for name in pair)
+    known = all(measured[name].plus_minus is not None for pair in pairs for name in pair)
     clear = [
         sign
-        for sign, distance in zip(signs, distances, strict=True)
-        if all(apart is not None and abs(apart) > CLEAR for apart in distance)
+        for sign, (one, other) in zip(signs, pairs, strict=True)
+        if all(abs(difference_in_plus_minus(ranked[one], ranked[other]) or 0.0) > CLEAR for ranked in (measured, paper))
     ]
     return OrderAgreement(
         pairs=len(pairs),
@@ -89,8 +95,3 @@ def order_agreement(measured: Mapping[str, Estimate], paper: Mapping[str, Estima
 def _sign(ranked: Mapping[str, Estimate], pair: tuple[str, str]) -> int:
     one, other = (ranked[name].mean for name in pair)
     return (one > other) - (one < other)
-
-
-def _distance(ranked: Mapping[str, Estimate], pair: tuple[str, str]) -> float | None:
-    one, other = (ranked[name] for name in pair)
-    return difference_in_standard_errors(one, other)

@@ -6,8 +6,8 @@ from math import sqrt
 import pytest
 from scipy.stats import kendalltau
 
-from doublecv.lab.report.captions import toy_scale, training_scale
-from doublecv.lab.report.statistics import Estimate, difference_in_standard_errors, estimate, order_agreement
+from doublecv.lab.report.frames import toy_scale, training_scale
+from doublecv.lab.report.statistics import Estimate, difference_in_plus_minus, estimate, order_agreement
 
 
 def ranked(**means):
@@ -18,7 +18,7 @@ def test_mean_and_standard_error():
     """Mean 7/3; squared deviations 16/9, 1/9, 25/9; variance 7/3; standard error sqrt(7/9)."""
     found = estimate([1.0, 2.0, 4.0])
     assert found.mean == pytest.approx(7 / 3)
-    assert found.standard_error == pytest.approx(sqrt(7) / 3)
+    assert found.plus_minus == pytest.approx(sqrt(7) / 3)
 
 
 def test_one_seed_has_no_standard_error():
@@ -27,18 +27,18 @@ def test_one_seed_has_no_standard_error():
 
 def test_difference_in_combined_standard_errors():
     """(5 - -5) / sqrt(3^2 + 4^2) = 2."""
-    assert difference_in_standard_errors(Estimate(5.0, 3.0), Estimate(-5.0, 4.0)) == pytest.approx(2.0)
-    assert difference_in_standard_errors(Estimate(-5.0, 4.0), Estimate(5.0, 3.0)) == pytest.approx(-2.0)
+    assert difference_in_plus_minus(Estimate(5.0, 3.0), Estimate(-5.0, 4.0)) == pytest.approx(2.0)
+    assert difference_in_plus_minus(Estimate(-5.0, 4.0), Estimate(5.0, 3.0)) == pytest.approx(-2.0)
 
 
 @pytest.mark.parametrize(("one", "other"), [(None, 1.0), (1.0, None), (0.0, 0.0)])
 def test_no_difference_without_standard_errors(one, other):
-    assert difference_in_standard_errors(Estimate(1.0, one), Estimate(2.0, other)) is None
+    assert difference_in_plus_minus(Estimate(1.0, one), Estimate(2.0, other)) is None
 
 
 def test_order_with_one_swap():
     found = order_agreement(ranked(a=4, b=2, c=3, d=1), ranked(a=40, b=30, c=20, d=10))
-    assert (found.pairs, found.agreeing, found.is_whole) == (6, 5, False)
+    assert (found.pairs, found.agreeing) == (6, 5)
     assert found.tau == pytest.approx((5 - 1) / 6)
 
 
@@ -47,7 +47,7 @@ def test_tau_is_scipys_for_every_order():
         measured = dict(zip("abcd", order, strict=True))
         found = order_agreement(ranked(**measured), ranked(a=0, b=1, c=2, d=3))
         assert found.tau == pytest.approx(kendalltau(order, range(4)).statistic)
-        assert found.is_whole == (order == (0, 1, 2, 3))
+        assert (found.agreeing == found.pairs) == (order == (0, 1, 2, 3))
 
 
 def test_a_tie_neither_agrees_nor_disagrees():
@@ -83,13 +83,13 @@ def test_only_estimators_that_both_have_are_ranked():
         ([10, 20], [5], "10 to 20 of the paper's 1,000,000 steps, the paper's 5 seeds"),
         ([1_000_000], [5, 5], "the paper's 1,000,000 steps, the paper's 5 seeds"),
         ([1_000_000], [7], "the paper's 1,000,000 steps, 7 seeds (the paper: 5)"),
-        ([], [], "no run is finished"),
+        ([], [], "no run is complete"),
     ],
 )
 def test_the_scale_of_training_runs(steps, seeds, said):
-    assert training_scale(steps, seeds, 1_000_000, 5) == said
+    assert training_scale(steps, seeds) == said
 
 
 def test_the_scale_of_toy_runs():
-    assert toy_scale(500, 2000, 1) == "500 of the paper's 2,000 iterations, 1 seed"
-    assert toy_scale(2000, 2000, 5) == "the paper's 2,000 iterations, 5 seeds"
+    assert toy_scale(500, 1) == "500 of the paper's 2,000 iterations, 1 seed"
+    assert toy_scale(2000, 5) == "the paper's 2,000 iterations, 5 seeds"
