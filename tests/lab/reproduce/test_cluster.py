@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import tempfile
 import time
@@ -13,6 +14,7 @@ from sweeps import ENVIRONMENT, SMALL, finish, in_the_middle, reproduce, runs, s
 from doublecv.lab.cli import main
 from doublecv.lab.sweep.plan import LOG
 
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
 SWEEP = ["table-k2-bernoulli", "--steps", "60", "--seeds", "1", *SMALL, "estimator=rloo,double-cv"]
@@ -53,8 +55,8 @@ def test_a_killed_node_costs_only_the_steps_since_the_last_checkpoint(cluster, t
     first, second = log(run).split("on the Ray node ")[1:]
     assert first.startswith(doomed.node_id)
     assert second.startswith(cluster.head_node.node_id)
-    assert "going on from" not in first
-    assert f"going on from {run.folder / 'checkpoint-'}" in second
+    assert "resuming from" not in first
+    assert f"resuming from {run.folder / 'checkpoint-'}" in second
 
     # The same run, left alone, on no cluster.
     name = run.settings["estimator"]
@@ -65,8 +67,39 @@ def test_a_killed_node_costs_only_the_steps_since_the_last_checkpoint(cluster, t
         assert (run.folder / name).read_bytes() == (undisturbed.folder / name).read_bytes()
 
 
+def test_a_worker_killed_again_and_again_before_its_first_checkpoint_ends_with_the_same_bytes(cluster, tmp_path):
+    killed, alone = tmp_path / "killed", tmp_path / "alone"
+    words = [*SWEEP[:-1], "estimator=double-cv"]
+    process = start(*words, "--cluster", cluster.address, out=killed)
+    for times in range(1, 4):
+        # The line is written before JAX is imported, and the first checkpoint comes much later.
+        wait_until(lambda times=times: any(len(workers(run)) == times for run in runs(killed)), process)
+        (run,) = runs(killed)
+        assert not any(run.folder.glob("checkpoint-*"))
+        os.kill(workers(run)[-1], signal.SIGKILL)
+    status, _, told = finish(process)
+    assert status == 0, told
+    assert len(workers(run)) == 4
+    assert "resuming from" not in log(run)
+
+    status, _, told = reproduce(*words, out=alone)
+    assert status == 0, told
+    (undisturbed,) = runs(alone)
+    last, other = (max(each.folder.glob("checkpoint-*")) for each in (run, undisturbed))
+    assert last.name == other.name
+    assert {path.name: path.read_bytes() for path in last.iterdir()} == {
+        path.name: path.read_bytes() for path in other.iterdir()
+    }
+    assert (run.folder / "metrics.jsonl").read_bytes() == (undisturbed.folder / "metrics.jsonl").read_bytes()
+
+
 def log(run):
-    return (run.folder / LOG).read_text()
+    return (run.folder / LOG).read_text() if (run.folder / LOG).exists() else ""
+
+
+def workers(run):
+    """The processes that took up the run, in this order."""
+    return [int(number) for number in re.findall(r"on the Ray node \w+, process (\d+)\n", log(run))]
 
 
 @pytest.mark.parametrize(

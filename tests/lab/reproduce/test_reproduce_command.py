@@ -114,3 +114,16 @@ def test_the_speed_is_measured_once(tmp_path):
     assert (first.stderr, second.stderr) == ("measuring a training step ...\n", "")
     assert first.stdout == second.stdout
     assert json.loads((tmp_path / "doublecv" / "speed.json").read_text())["multiplications_per_second"] > 1e6
+
+
+def test_the_list_needs_no_writable_home(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    measured = subprocess.CompletedProcess([], 0, stdout="20.0\n", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: measured)
+    main(["reproduce", "--list", "figure-1"])
+    captured = capsys.readouterr()
+    assert captured.err == "measuring a training step ...\n"
+    assert "figure-1" in captured.out

@@ -26,6 +26,8 @@ from doublecv.lab.sweep.plan import FAILURE, LOG, SweepRun, begin, claimed, core
 from doublecv.lab.sweep.worker import run as run_now
 from doublecv.lab.sweep.worker import single_threaded
 
+pytestmark = pytest.mark.slow
+
 SWEEP = ["table-k2-bernoulli", "--steps", "60", "--seeds", "1", *SMALL, "estimator=rloo,double-cv"]
 
 
@@ -68,8 +70,8 @@ def test_the_life_of_a_sweep(tmp_path):
     status, _, told = reproduce(*SWEEP, out=cut)
     assert status == 0, told
     assert contents(first.folder) == before
-    assert "going on from" in (second.folder / LOG).read_text()
-    assert "going on from" not in (first.folder / LOG).read_text()
+    assert "resuming from" in (second.folder / LOG).read_text()
+    assert "resuming from" not in (first.folder / LOG).read_text()
     for run in (first, second):
         for name in ("metrics.jsonl", "config.json", "settings.json"):
             assert (run.folder / name).read_bytes() == (alone / "runs" / run.name / name).read_bytes()
@@ -101,7 +103,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     status, printed, told = reproduce(*words, out=out)
     assert (status, printed) == (1, "")
     assert broken.state() == "failed"
-    assert "was begun with estimator" in (broken.folder / FAILURE).read_text()
+    assert "was started with estimator" in (broken.folder / FAILURE).read_text()
     assert "Traceback" in (broken.folder / LOG).read_text()
     assert f"its log is {broken.folder / LOG}" in told
 

@@ -119,12 +119,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from doublecv.lab.train import step as training_step
-from doublecv.lab.common.devices import ONE, devices_for, provide
+from doublecv.lab.common.devices import ONE, devices_for, request_cpu_devices
 
 sys.path.insert(0, sys.argv[1])
 from tiny_images import tiny_dataset, tiny_settings
 
-provide(4)
+request_cpu_devices(4)
 four = devices_for(12, 4)
 dataset = tiny_dataset()
 

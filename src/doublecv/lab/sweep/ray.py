@@ -138,5 +138,5 @@ def _task(folder: str, name: str, environment: Mapping[str, str]) -> tuple[int, 
     stop_file = Path(folder) / STOP
     if stop_file.exists():
         return STOPPED, ""
-    note = f"on the Ray node {ray.get_runtime_context().get_node_id()}"
+    note = f"on the Ray node {ray.get_runtime_context().get_node_id()}, process {os.getpid()}"
     return worker.run(load(Path(folder)).run(name), stop_file.exists, note)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from doublecv.lab.common.devices import provide
+from doublecv.lab.common.devices import request_cpu_devices
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.signals import interruption
 from doublecv.lab.train import distributed
@@ -30,7 +30,7 @@ def main(settings: TrainSettings) -> None:
     """
     settings.check()
     folder = _new_folder(settings) if settings.resume is None else _resumed_folder(settings)
-    provide(settings.devices)
+    request_cpu_devices(settings.devices)
     with distributed.distributed_session(settings):
         _train(settings, folder)
 

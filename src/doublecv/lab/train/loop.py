@@ -174,7 +174,7 @@ class Run:
         try:
             if self.settings.tensorboard:
                 self.events = EventLog(self.written, step)
-            state = self.devices.here(self._train(step, state))
+            state = self.devices.local(self._train(step, state))
             if not finished:
                 self._finish(state)
         except OSError as error:
@@ -193,7 +193,7 @@ class Run:
         if loaded is None:
             return 0, self.program.start(), 0
         self.callbacks.notice(f"resuming from {loaded.path}")
-        return loaded.step, self.devices.place(loaded.state), None if finished else loaded.metrics_bytes
+        return loaded.step, self.devices.replicate(loaded.state), None if finished else loaded.metrics_bytes
 
     def _train(self, step: int, state: State) -> State:
         while step < self.settings.steps:
@@ -204,7 +204,7 @@ class Run:
             self.seconds.append((time.perf_counter() - started, end - step))
             self._check_finite(report)
             step = end
-            here = self.devices.here(state)
+            here = self.devices.local(state)
             records = self._train_records(step, here, report)
             self._record(records)
             self.callbacks.progress(self.seeds[0], step, records[0], 1 / self._seconds_per_step(last=True))

@@ -26,7 +26,7 @@ from doublecv.distributions import Distribution
 from doublecv.estimators import Learned, make
 from doublecv.jax import Expectation
 from doublecv.jax import State as EstimatorState
-from doublecv.lab.common.devices import ONE, Devices, split
+from doublecv.lab.common.devices import ONE, Devices, shard_batch
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset
 from doublecv.lab.train import variance_tracker
@@ -116,7 +116,7 @@ def make_step(
         raise InputError(
             f"--batch must be at most {count}, the number of training images of {dataset.name}; got {settings.batch}"
         )
-    images = devices.place(jnp.asarray(dataset.train))
+    images = devices.replicate(jnp.asarray(dataset.train))
     start = partial(start_state, settings, count, pixels)
     chunk = partial(_chunk, settings)
     if seeds is not None:
@@ -126,7 +126,7 @@ def make_step(
     return Program(
         start=lambda: devices.compile(start)(numbers),
         chunk=lambda state, step, steps: compiled(state, images, jnp.int32(step), jnp.int32(steps)),
-        images=devices.here(images),
+        images=devices.local(images),
     )
 
 
@@ -220,8 +220,8 @@ def _step(
 ) -> tuple[State, Float[Array, ""], Any]:
     """Make one step; return the state after it, the ELBO of the batch, and whether all numbers were finite."""
     batch, order = _next_batch(settings, state, images.shape[0], step)
-    y = split(observe(key_of(state, OBSERVE, step), images[split(batch)], settings.likelihood))
-    shift = split(jnp.zeros((settings.batch, state.tracker.logits.shape[0])))
+    y = shard_batch(observe(key_of(state, OBSERVE, step), images[shard_batch(batch)], settings.likelihood))
+    shift = shard_batch(jnp.zeros((settings.batch, state.tracker.logits.shape[0])))
     value, gradients = jax.value_and_grad(partial(loss, settings), argnums=(0, 1, 2))(
         state.model, state.estimator.learned, shift, y, key_of(state, DRAW, step)
     )

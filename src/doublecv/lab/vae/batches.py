@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from doublecv.lab.common.devices import whole
+from doublecv.lab.common.devices import replicated
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
@@ -25,5 +25,5 @@ def observe(key: PRNGKeyArray, pixels: UInt8[Array, "*batch pixels"], likelihood
     """
     if likelihood == "gaussian":
         return pixels.astype(jnp.float32) * (2 / 255) - 1
-    noise = whole(jax.random.bits(key, pixels.shape, jnp.uint16))
+    noise = replicated(jax.random.bits(key, pixels.shape, jnp.uint16))
     return (noise.astype(jnp.int32) * 255 < pixels.astype(jnp.int32) * 65536).astype(jnp.float32)

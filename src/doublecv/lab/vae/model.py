@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from doublecv.distributions import Bernoulli, Categorical, Distribution
-from doublecv.lab.common.devices import is_split
+from doublecv.lab.common.devices import is_sharded
 from doublecv.lab.vae.likelihoods import bernoulli_log_likelihood, gaussian_log_likelihood
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Network(eqx.Module):
         """Return the outputs at every x."""
         # With one axis of points the compiler needs no transposition for the gradient of a weight. An axis that is
         # split over devices must stay separate, because merging it with another would gather it first.
-        points = x if is_split() else x.reshape(-1, x.shape[-1])
+        points = x if is_sharded() else x.reshape(-1, x.shape[-1])
         return self.layers[-1](self.hidden(points)).reshape(*x.shape[:-1], -1)
 
     def hidden(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch hidden"]:
