@@ -196,3 +196,12 @@ def register_pytree(cls: type, fields: tuple[str, ...], static: tuple[str, ...] 
         return instance
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def is_traced(array: Array) -> bool:
+    """Return whether an array stands for an unknown value while JAX traces a function."""
+    if not is_jax_array(array):
+        return False
+    import jax
+
+    return isinstance(array, jax.core.Tracer)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
-from array_api_compat import device, is_jax_array
+from array_api_compat import device
 
-from doublecv.arrays import Array, Shape, detach, namespace, repeat_without_gradient
+from doublecv.arrays import Array, Shape, detach, is_traced, namespace, repeat_without_gradient
 from doublecv.distributions import Bernoulli, Categorical, Distribution
 from doublecv.paths import Block, Blocks, Mixed, Path
 
@@ -308,7 +308,7 @@ class Autoregressive(Sequential):
         late = xp.reshape(late, (len(positions), *(1,) * len(self.batch_shape), self.length))
         late = late if self.categories is None else late[..., None]
         logits = detach(self._logits(xp.concat([base, xp.where(late, changed, base)], axis=0)))
-        if _is_traced(logits):
+        if is_traced(logits):
             return
         values = np.asarray(logits if not hasattr(logits, "cpu") else logits.cpu(), dtype=float)
         axes = tuple(range(1, 1 + len(self.batch_shape))) + ((values.ndim - 1,) if self.categories else ())
@@ -377,11 +377,3 @@ def _split(x: Float[Array, "*leading coordinates"], blocks: list[Block]) -> list
 
 def _total(terms: list[Array]) -> Array:
     return sum(terms[1:], start=terms[0])
-
-
-def _is_traced(array: Array) -> bool:
-    if not is_jax_array(array):
-        return False
-    import jax
-
-    return isinstance(array, jax.core.Tracer)
