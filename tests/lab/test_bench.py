@@ -99,7 +99,7 @@ def test_rows_are_relative_to_the_floor(monkeypatch):
 
 
 def test_every_registered_estimator_is_timed():
-    assert set(_chosen((), 4)) == set(estimators.names()) - {"r-star"}
+    assert set(_chosen((), 4)) == set(estimators.names()) - {"r-star", "carms", "disarm-tree"}
     assert set(_chosen((), 4)) - set(_chosen((), 2)) == {"double-cv-antithetic"}, "it takes two pairs"
     assert next(iter(_chosen((), 2))) == "rloo"
     assert "disarm" not in _chosen((), 3), "it takes an even number of samples"
