@@ -52,13 +52,6 @@ def test_latex_has_rules_sections_and_mathematics():
     assert r"\emph{second}" in text
 
 
-def test_rows_and_columns_are_chosen_by_name():
-    chosen = TABLE.where(estimator="double-cv").select(["ms", "estimator"], title="Another")
-    assert [[entry.text for entry in row] for row in chosen.rows] == [["2.0", "Double CV"]]
-    assert [column.heading for column in chosen.columns] == ["ms", "estimator"]
-    assert chosen.title == "Another"
-
-
 def test_the_terminal_shows_text_as_it_is():
     console = Console(file=io.StringIO(), width=80)
     console.print(hostile("[red]a[/b]").to_rich())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 from doublecv import estimators
@@ -12,6 +11,7 @@ from doublecv.lab.bench.results import BASELINE, FLOOR, BenchSettings, Row, tabl
 from doublecv.lab.bench.timing import Timing, time_interleaved
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
+from doublecv.lab.common.records import seal_document
 
 
 def main(settings: BenchSettings) -> None:
@@ -30,7 +30,7 @@ def main(settings: BenchSettings) -> None:
             "rows": [*map(asdict, rows)],
         }
         settings.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(settings.out, (json.dumps(document, indent=2) + "\n").encode())
+        write_atomically(settings.out, seal_document(document))
 
 
 def measure(settings: BenchSettings, workloads: Workloads, floors: Floors, steps_per_call: StepsPerCall) -> list[Row]:

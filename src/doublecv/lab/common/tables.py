@@ -2,8 +2,9 @@ r"""One table model, rendered as Markdown, LaTeX, CSV, a terminal table, and by 
 
 A `Table` holds, for every entry, the text that people read and the value that files and sorting use:
 
->>> table = Table("speed", "Speed", "Medians.", (Column("estimator", numeric=False), Column("ms", key="milliseconds")),
-...               ((words("rloo"), number(3.14159)),))
+>>> times = {"rloo": 3.14159}
+>>> columns = [(label("estimator"), words), (Column("ms", key="milliseconds"), lambda name: number(times[name]))]
+>>> table = Table.of(times, columns, "speed", "Speed", "Medians.")
 >>> print(table.to_markdown())
 ### Speed
 <BLANKLINE>
@@ -24,10 +25,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -57,7 +58,7 @@ class Column(NamedTuple):
     Attributes:
         heading: the text above it.
         numeric: whether it is aligned to the right and sorted by number.
-        key: its name in CSV files and in `Table.select`; the heading if empty.
+        key: its name in CSV files; the heading if empty.
         error: the name in CSV files of the entries' errors; none are written if empty.
         ruled: whether LaTeX draws a rule to its left.
     """
@@ -72,6 +73,11 @@ class Column(NamedTuple):
     def name(self) -> str:
         """The name in files."""
         return self.key or self.heading
+
+
+def label(heading: str, key: str = "") -> Column:
+    """Return a column of text."""
+    return Column(heading, numeric=False, key=key)
 
 
 class Entry(NamedTuple):
@@ -90,6 +96,10 @@ class Entry(NamedTuple):
     error: float | None = None
     mark: str = ""
     bold: bool = False
+
+
+Getter: TypeAlias = Callable[[Any], Entry]
+"""Makes the entry of a column for an item."""
 
 
 @dataclass(frozen=True)
@@ -114,23 +124,19 @@ class Table:
     row_headings: int = 1
     sections: tuple[tuple[int, str], ...] = ()
 
-    def select(self, keys: Sequence[str], **changes: Any) -> Table:
-        """Return the columns of these names, with other attributes changed."""
-        names = [column.name for column in self.columns]
-        chosen = [names.index(key) for key in keys]
-        return replace(
-            self,
-            columns=tuple(self.columns[index] for index in chosen),
-            rows=tuple(tuple(row[index] for index in chosen) for row in self.rows),
-            **changes,
-        )
-
-    def where(self, **values: Any) -> Table:
-        """Return the rows whose entries have these values, by the name of the column."""
-        names = [column.name for column in self.columns]
-        wanted = {names.index(key): value for key, value in values.items()}
-        rows = tuple(row for row in self.rows if all(row[index].value == value for index, value in wanted.items()))
-        return replace(self, rows=rows)
+    @classmethod
+    def of(
+        cls,
+        items: Iterable[Any],
+        columns: Sequence[tuple[Column, Getter]],
+        name: str,
+        title: str,
+        caption: str,
+        row_headings: int = 1,
+    ) -> Table:
+        """Make a table with one row per item; each column comes with the function that makes its entries."""
+        rows = tuple(tuple(entry(item) for _, entry in columns) for item in items)
+        return cls(name, title, caption, tuple(column for column, _ in columns), rows, row_headings)
 
     def to_markdown(self) -> str:
         """Return the table below its title and caption."""

@@ -94,11 +94,10 @@ class Records:
     def add(self, step: int, record: Mapping[str, Any]) -> None:
         """Add the record of a line."""
         self.step = step
-        for name, value in record.items():
-            if isinstance(value, int | float) and name not in ("step", "seed"):
-                self.last[name] = value
-                if name in self.curves:
-                    self.curves[name].add(step, value)
+        self.last.update(record)
+        for name, curve in self.curves.items():
+            if (value := record.get(name)) is not None:
+                curve.add(step, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,6 +311,8 @@ def _read_records(reader: LineReader, settings: TrainSettings) -> Records:
                 wanted = f"a number from {records.step} to {settings.steps}"
                 raise DamagedFile(reader.path, str(step), wanted, number, "step")
             records.add(step, record)
+    known = ((name, value) for name, value in records.last.items() if name not in ("step", "seed"))
+    records.last = {name: value for name, value in known if isinstance(value, int | float)}
     return records
 
 

@@ -118,15 +118,12 @@ def page(content: Content) -> str:
 def _tables(content: Content) -> Iterable[Table]:
     """Iterate over all tables of results, in the order of the page."""
     yield frames.verdicts_table(content)
-    yield frames.incomplete_table(content)
+    yield frames.runs_table(content, only_incomplete=True)
     yield frames.order_table(content)
     for make in (frames.elbo_table, frames.wall_clock_table, frames.metrics_table):
-        for key in content.tables:
-            if (table := make(content, *key)) is not None:
-                yield table
-    yield from map(frames.toy_run_table, content.runs.toy)
-    for bench in content.runs.bench:
-        yield frames.times_table(content, bench).where(workload="step")
+        yield from (make(content, *key) for key in content.tables)
+    yield from (frames.toy_table([toy], frames.TOY) for toy in content.runs.toy)
+    yield from (frames.times_table(content, bench) for bench in content.runs.bench)
 
 
 def _sections(content: Content) -> Iterable[Section]:
@@ -144,7 +141,7 @@ def _sections(content: Content) -> Iterable[Section]:
     yield Section("curves", "Variance and ELBO over the steps", list(_curves(content)))
     yield Section("wall-clock", "Training ELBO against time", list(_against_time(content, tables)))
     yield Section("more", "Test set, variance and alpha", of(*(f"{name}-more" for name in names)))
-    toys = [Group("", "", [frames.toy_run_table(toy)], toy_charts(toy.results), []) for toy in content.runs.toy]
+    toys = [Group("", "", [tables[toy.run.name]], toy_charts(toy.results), []) for toy in content.runs.toy]
     yield Section("toy-problem", "Toy problem", toys)
     yield Section("time", "Time per step", of(*(f"time-{bench.run.name}" for bench in content.runs.bench)))
     yield Section("pictures", "Pictures", list(_pictures(content)))
@@ -200,7 +197,7 @@ def _pictures(content: Content) -> Iterable[Group]:
 
 
 def _csv_files(content: Content) -> dict[str, str]:
-    times = [frames.times_table(content, bench) for bench in content.runs.bench]
+    times = [frames.times_table(content, bench, ("gradient", "step")) for bench in content.runs.bench]
     tables: list[Table | None] = [
         frames.cells_table(content) if content.tables else None,
         frames.order_table(content),
@@ -221,7 +218,7 @@ def _markdown(content: Content, tables: Iterable[Table]) -> str:
 
 def _latex(content: Content) -> str:
     tables = [*frames.paper_layout_tables(content)]
-    tables += [frames.times_table(content, bench).where(workload="step") for bench in content.runs.bench]
+    tables += [frames.times_table(content, bench) for bench in content.runs.bench]
     head = ["% Tables for \\input; they need \\usepackage{booktabs}."]
     head += [f"% {_one_line(line)}" for line in content.runs.sweep.command.splitlines()]
     return "\n".join([*head, "", *(table.to_latex() for table in tables if table.rows)])
