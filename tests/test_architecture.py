@@ -17,9 +17,6 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 LIGHT = ("results", "settings", "problem")
 """Modules of the lab's packages that describe results and settings."""
 
-KNOWN_VIOLATIONS = {("doublecv.lab.report.pictures", "doublecv.lab.vae.pictures")}
-"""Imports against the arrows that are still to be removed, as (module, imported module)."""
-
 
 def modules():
     """All modules by name, with their syntax trees."""
@@ -68,7 +65,7 @@ def package(module):
 def own_imports():
     for module in MODULES:
         for imported in imports(module):
-            if imported.split(".")[0] == "doublecv" and (module, imported) not in KNOWN_VIOLATIONS:
+            if imported.split(".")[0] == "doublecv":
                 yield module, imported
 
 
@@ -92,7 +89,7 @@ def test_formulas_import_no_framework():
         for module in MODULES
         if ring(module) == "formulas" and module != "doublecv.arrays"
         for imported in imports(module)
-        if imported.split(".")[0] in FRAMEWORKS and (module, imported) not in KNOWN_VIOLATIONS
+        if imported.split(".")[0] in FRAMEWORKS
     ]
     assert wrong == []
 
@@ -116,8 +113,6 @@ def test_no_two_packages_import_each_other():
 def closure(module, seen):
     """All that is imported with a module, as soon as it is."""
     for imported in imports(module, top_level_only=True):
-        if (module, imported) in KNOWN_VIOLATIONS:
-            continue
         parts = imported.split(".")
         for name in (".".join(parts[: length + 1]) for length in range(len(parts))):
             if name in MODULES and name not in seen:

@@ -12,49 +12,33 @@ from doublecv.lab.common.errors import InputError, unknown_name
 
 
 class Command(NamedTuple):
-    """A program: its summary, and as MODULE:NAME the dataclass of its settings and the function that takes them."""
+    """A program: its package in the lab, its dataclass of settings as MODULE:NAME in there, and its summary."""
 
+    package: str
+    settings_name: str
     summary: str
-    settings: str
-    main: str
+
+    @property
+    def settings(self) -> str:
+        """The path of the dataclass of its settings."""
+        return f"doublecv.lab.{self.package}.{self.settings_name}"
+
+    @property
+    def main(self) -> str:
+        """The path of the function that takes them."""
+        return f"doublecv.lab.{self.package}.command:main"
 
 
 COMMANDS = {
-    "toy": Command(
-        "run the paper's toy problem: variance and learning curves",
-        "doublecv.lab.toy.problem:ToySettings",
-        "doublecv.lab.toy.command:main",
-    ),
-    "data": Command(
-        "list the image data sets, where each was found, and whether it is intact",
-        "doublecv.lab.data.command:DataSettings",
-        "doublecv.lab.data.command:main",
-    ),
-    "train": Command(
-        "train a variational autoencoder with discrete latent variables",
-        "doublecv.lab.train.settings:TrainSettings",
-        "doublecv.lab.train.command:main",
-    ),
-    "variance": Command(
-        "measure the variance of every estimator at the parameters of trained models",
-        "doublecv.lab.variance.command:VarianceSettings",
-        "doublecv.lab.variance.command:main",
-    ),
-    "bench": Command(
-        "measure milliseconds per training step, for every estimator",
-        "doublecv.lab.bench.results:BenchSettings",
-        "doublecv.lab.bench.command:main",
-    ),
+    "toy": Command("toy", "problem:ToySettings", "run the paper's toy problem: variance and learning curves"),
+    "data": Command("data", "command:DataSettings", "list the image data sets, and whether each is here and intact"),
+    "train": Command("train", "settings:TrainSettings", "train a variational autoencoder with discrete latents"),
+    "variance": Command("variance", "command:VarianceSettings", "measure the variance of estimators on trained models"),
+    "bench": Command("bench", "results:BenchSettings", "measure milliseconds per training step, for every estimator"),
     "reproduce": Command(
-        "run the experiments behind the paper's tables and figures, here or on a cluster",
-        "doublecv.lab.sweep.command:ReproduceSettings",
-        "doublecv.lab.sweep.command:main",
+        "sweep", "command:ReproduceSettings", "run the paper's experiments, here or on a cluster"
     ),
-    "report": Command(
-        "compare the results of reproduce with the paper's: a web page and tables",
-        "doublecv.lab.report.command:ReportSettings",
-        "doublecv.lab.report.command:main",
-    ),
+    "report": Command("report", "command:ReportSettings", "compare the results of reproduce with the paper's"),
 }
 
 

@@ -26,6 +26,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -50,7 +51,6 @@ class Option:
         what: the kind of these names, such as "estimator".
         positional: whether the value is given without the option's name.
         without_value: the value of an option that is given without one.
-        group: the heading under which the help shows the option.
     """
 
     metavar: str | None = None
@@ -62,7 +62,6 @@ class Option:
     what: str = "name"
     positional: bool = False
     without_value: str | None = None
-    group: str = "options"
 
 
 SEED = Option(minimum=0, maximum=2**31 - 1)
@@ -130,17 +129,15 @@ def _parsed(cls: type[Settings], parser: argparse.ArgumentParser, words: Sequenc
 def make_parser(cls: type, prog: str) -> argparse.ArgumentParser:
     """Return the parser of a settings class."""
     settings = list(_settings(cls))
-    parser = _Parser(prog=prog, allow_abbrev=False, formatter_class=_Help, add_help=False)
+    layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=100)
+    parser = _Parser(prog, formatter_class=layout, allow_abbrev=False, add_help=False)
     parser.usage = _usage(prog, settings)
     parser.description, parser.epilog = _description(cls), _epilog(cls, settings)
-    helps, groups = _attribute_docstrings(cls), {}
+    groups = [parser.add_argument_group(heading) for heading in ("arguments", "options")]
+    helps = _attribute_docstrings(cls)
     for setting in settings:
-        heading = "arguments" if setting.option.positional else setting.option.group
-        if heading not in groups:
-            groups[heading] = parser.add_argument_group(heading)
-        _add(groups[heading], setting, helps.get(setting.field.name, ""))
-    last = groups.get("options") or parser.add_argument_group("options")
-    last.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        _add(groups[not setting.option.positional], setting, helps.get(setting.field.name, ""))
+    groups[1].add_argument("-h", "--help", action="help", help="Show this help and exit.")
     return parser
 
 
@@ -185,9 +182,6 @@ def _settings(cls: type) -> Iterator[_Setting]:
         if get_origin(hint) is Annotated:
             hint, *extras = get_args(hint)
             option = next((extra for extra in extras if isinstance(extra, Option)), option)
-            if option == Option():  # annotations of tyro, which are being replaced
-                metavars = [extra.metavar for extra in extras if getattr(extra, "metavar", None)]
-                option = Option(next(iter(metavars), None), positional="Positional" in map(repr, extras))
         if get_origin(hint) in (Union, types.UnionType):
             (hint,) = (each for each in get_args(hint) if each is not type(None))
         several = get_origin(hint) is tuple
@@ -294,10 +288,3 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("the following arguments are required: "):
             message = f"{rest} must be given"
         raise InputError(f"{message}; {self.prog} --help shows what it takes")
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help with room for the names of options."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=100)

@@ -98,62 +98,38 @@ class ImageSet:
         return next(form for form in self.forms if all(file.mirrors for file in form.files))
 
 
-def _idx_form(hashes: dict[str, tuple[int, str]], *homes: str) -> Form:
-    """Return the form of two idx files of 28x28 images; the files of labels are not needed."""
+def _idx_set(name: str, sha256: tuple[str, str], homes: tuple[str, ...], system_folder: Path | None = None) -> ImageSet:
+    """Return a data set of 28x28 images in two idx files; the files of labels are not needed."""
     files = tuple(
-        PublishedFile(name, Checksum("sha256", sha256), 16 + count * 784, tuple(f"{home}/{name}.gz" for home in homes))
-        for name, (count, sha256) in hashes.items()
+        PublishedFile(file, Checksum("sha256", value), 16 + count * 784, tuple(f"{home}/{file}.gz" for home in homes))
+        for file, count, value in zip(
+            ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte"), (60_000, 10_000), sha256, strict=True
+        )
     )
-    return Form(files, lambda contents: (read_idx(contents[0]), read_idx(contents[1])), 60_000, 10_000)
+    form = Form(files, lambda contents: (read_idx(contents[0]), read_idx(contents[1])), 60_000, 10_000)
+    return ImageSet(name, 28, 28, 50_000, shuffle=False, forms=(form,), system_folder=system_folder)
 
 
-MNIST = ImageSet(
+MNIST = _idx_set(
     "mnist",
-    height=28,
-    width=28,
-    train=50_000,
-    shuffle=False,
-    forms=(
-        _idx_form(
-            {
-                "train-images-idx3-ubyte": (
-                    60_000,
-                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                ),
-                "t10k-images-idx3-ubyte": (
-                    10_000,
-                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                ),
-            },
-            "https://ossci-datasets.s3.amazonaws.com/mnist",
-            "https://storage.googleapis.com/cvdf-datasets/mnist",
-        ),
+    (
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     ),
+    ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
 )
 
-FASHION_MNIST = ImageSet(
+FASHION_MNIST = _idx_set(
     "fashion-mnist",
-    height=28,
-    width=28,
-    train=50_000,
-    shuffle=False,
-    forms=(
-        _idx_form(
-            {
-                "train-images-idx3-ubyte": (
-                    60_000,
-                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                ),
-                "t10k-images-idx3-ubyte": (
-                    10_000,
-                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                ),
-            },
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
-        ),
+    (
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     ),
-    system_folder=Path("/usr/share/datasets/fashion-mnist"),
+    (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+    ),
+    Path("/usr/share/datasets/fashion-mnist"),
 )
 
 OMNIGLOT = ImageSet(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -150,17 +150,17 @@ def run_all(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepR
     """Run the runs here or on Ray until all have ended or Ctrl-C was pressed; return those that failed."""
     from doublecv.lab.common.signals import interruption
     from doublecv.lab.sweep import engine
-    from doublecv.lab.sweep.local import local_workers
+    from doublecv.lab.sweep.local import LocalWorkers
     from doublecv.lab.sweep.progress import SweepProgress
-    from doublecv.lab.sweep.ray import ray_workers
+    from doublecv.lab.sweep.ray import RayWorkers
 
     with interruption() as asked, SweepProgress(runs) as progress:
         # A benchmark measures this machine, whose name is in sweep.json.
         here = [run for run in runs if run.kind == "bench" or not on_ray]
-        with local_workers(sweep, cores()) as workers:
+        with closing(LocalWorkers(sweep, cores())) as workers:
             engine.run(here, workers, progress, asked)
         if on_ray:
-            with ray_workers(sweep) as tasks:
+            with closing(RayWorkers(sweep)) as tasks:
                 engine.run([run for run in runs if run.kind != "bench"], tasks, progress, asked)
     failed = [run for run in runs if progress.ended.get(run.name) == "failed"]
     for run in failed:

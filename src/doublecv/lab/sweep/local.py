@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from selectors import EVENT_READ, DefaultSelector
 
@@ -25,16 +23,6 @@ class _Process:
     popen: subprocess.Popen[str]
     threads: str
     run: SweepRun | None = None
-
-
-@contextmanager
-def local_workers(sweep: Sweep, cores: int) -> Iterator[LocalWorkers]:
-    """Provide workers for a sweep, and end all of them on leaving."""
-    workers = LocalWorkers(sweep, cores)
-    try:
-        yield workers
-    finally:
-        workers.close()
 
 
 class LocalWorkers:

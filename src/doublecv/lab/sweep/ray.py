@@ -118,16 +118,6 @@ class RayWorkers:
         self._stop_file.unlink(missing_ok=True)
 
 
-@contextmanager
-def ray_workers(sweep: Sweep) -> Iterator[RayWorkers]:
-    """Provide the workers of the Ray session for a sweep."""
-    workers = RayWorkers(sweep)
-    try:
-        yield workers
-    finally:
-        workers.close()
-
-
 def _task(folder: str, name: str, environment: Mapping[str, str]) -> tuple[int, str]:
     """Execute one run, on whatever node; return its exit status and why it failed."""
     os.environ.update(environment)
