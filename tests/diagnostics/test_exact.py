@@ -1,27 +1,33 @@
-"""Exact moments: the same in every array library, and refused where they cannot be had."""
+"""Exact moments and best coefficients: the same in every array library, and refused where they cannot be had."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from doublecv.diagnostics import exact_gradient, exact_moments, optimal_alpha, optimal_coefficients
 
 import doublecv as dcv
-from problems import make_coefficients, make_logits, make_problem
+from doublecv.diagnostics import optimal_coefficients
+from doublecv.estimators import fixed_coefficients, label
+from doublecv.exact import exact_gradient, exact_moments
+from frameworks import LOGITS, network, network_gradient
+
+ESTIMATORS = [dcv.DoubleCV(2), dcv.DoubleCV(2, "mean"), dcv.MuProp(1), dcv.QuadraticDoubleCV(2)]
 
 
-@pytest.mark.parametrize("family", [dcv.Bernoulli, dcv.Categorical])
+def away(estimator):
+    """Coefficients away from their start."""
+    return fixed_coefficients({name: 0.1 * i - 0.5 for i, name in enumerate(estimator.needs.coefficients)})
+
+
 @pytest.mark.parametrize("convert", [jnp.asarray, torch.as_tensor], ids=["jax", "torch"])
-@pytest.mark.parametrize(
-    "estimator",
-    [dcv.DoubleCV(2), dcv.DoubleCV(2, "mean"), dcv.MuProp(1), dcv.QuadraticDoubleCV(2)],
-    ids=lambda e: e.name,
-)
-def test_automatic_differentiation_finds_the_gradient_given_to_numpy(family, convert, estimator, x64):
-    problem, logits = make_problem("network", family), make_logits(family)
-    coefficients = make_coefficients(estimator, -0.5)
-    wanted = exact_moments(estimator, problem.f, family(logits=logits), coefficients, problem.df)
-    got = exact_moments(estimator, problem.f, family(logits=convert(logits)), coefficients)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=label)
+def test_automatic_differentiation_finds_the_gradient_given_to_numpy(convert, estimator, x64):
+    learned = away(estimator)
+    wanted = exact_moments(network, dcv.Bernoulli(logits=LOGITS), estimator, learned, df=network_gradient)
+    if convert is torch.as_tensor:
+        numbers = {name: torch.as_tensor(value) for name, value in learned.numbers.items()}
+        learned = learned._replace(numbers=numbers)
+    got = exact_moments(network, dcv.Bernoulli(logits=convert(LOGITS)), estimator, learned)
     np.testing.assert_allclose(np.asarray(got.mean), wanted.mean, atol=1e-13)
     np.testing.assert_allclose(np.asarray(got.variance), wanted.variance, atol=1e-13)
 
@@ -29,63 +35,55 @@ def test_automatic_differentiation_finds_the_gradient_given_to_numpy(family, con
 def test_exact_gradient_is_the_derivative_of_the_mean(x64):
     import jax
 
-    problem = make_problem("network", dcv.Categorical)
-    logits = jnp.asarray(make_logits(dcv.Categorical))
-    derivative = jax.grad(lambda logits: problem.expected_f(dcv.Categorical(logits)).sum())(logits)
-    np.testing.assert_allclose(exact_gradient(problem.f, dcv.Categorical(logits)), derivative, atol=1e-13)
+    q = dcv.Bernoulli(logits=jnp.asarray(LOGITS))
+    derivative = jax.grad(lambda logits: dcv.exact_mean(network, dcv.Bernoulli(logits=logits)).sum())(q.logits)
+    np.testing.assert_allclose(exact_gradient(network, q), derivative, atol=1e-13)
 
 
 def test_numpy_needs_the_gradient():
-    with pytest.raises(ValueError, match="df is None, but the estimator needs the gradient of f and NumPy cannot"):
-        exact_moments(dcv.DoubleCV(2), lambda x: x.sum(-1), dcv.Bernoulli(np.zeros(2)), {"alpha": 0.0})
+    with pytest.raises(ValueError, match="df is None, but the gradient of f is needed and NumPy cannot find it"):
+        exact_moments(lambda x: x.sum(-1), dcv.Bernoulli(logits=np.zeros(2)), dcv.DoubleCV(2))
 
 
 def test_too_many_outcomes():
     with pytest.raises(ValueError, match=r"2 samples of 11 variables have 4,194,304 outcomes, more than the 1,048,576"):
-        exact_moments(dcv.RLOO(2), lambda x: x.sum(-1), dcv.Bernoulli(np.zeros(11)), {})
+        exact_moments(lambda x: x.sum(-1), dcv.Bernoulli(logits=np.zeros(11)), dcv.RLOO(2))
     with pytest.raises(ValueError, match=r"21 variables of 2 values each have 2,097,152 outcomes"):
-        exact_gradient(lambda x: x.sum(-1), dcv.Bernoulli(np.zeros(21)))
+        exact_gradient(lambda x: x.sum(-1), dcv.Bernoulli(logits=np.zeros(21)))
 
 
 class TestOptimalCoefficients:
-    @pytest.mark.parametrize("samples", [2, 3, 4])
-    @pytest.mark.parametrize("family", [dcv.Bernoulli, dcv.Categorical])
-    @pytest.mark.parametrize("surrogate", ["leave-one-out", "mean"])
-    def test_no_other_alpha_has_less_variance(self, samples, family, surrogate):
-        problem, q = make_problem("network", family), family(logits=make_logits(family))
-        estimator = dcv.DoubleCV(samples, surrogate)
-        best = optimal_alpha(estimator, problem.f, q, df=problem.df)
+    q = dcv.Bernoulli(logits=LOGITS)
 
-        def total(alpha):
-            return exact_moments(estimator, problem.f, q, {"alpha": alpha}, problem.df).variance.sum()
+    def total(self, estimator, numbers):
+        moments = exact_moments(network, self.q, estimator, fixed_coefficients(numbers), df=network_gradient)
+        return moments.variance.sum()
 
-        assert best < -0.1
-        assert total(best) < total(0.0)
-        # The variance is a parabola in alpha: its vertex is where both neighbours are equally high.
-        assert total(best + 0.1) == pytest.approx(total(best - 0.1), rel=1e-9)
-        assert total(best + 0.1) > total(best)
+    @pytest.mark.parametrize(
+        "estimator",
+        [
+            dcv.DoubleCV(2),
+            dcv.DoubleCV(3),
+            dcv.DoubleCV(2, "mean"),
+            dcv.HalfDoubleCV(3),
+            dcv.QuadraticDoubleCV(2),
+            dcv.Reinforce(2, learned_baseline=True),
+        ],
+        ids=label,
+    )
+    def test_the_variance_has_its_minimum_there(self, estimator):
+        best = optimal_coefficients(network, self.q, estimator, df=network_gradient).numbers
+        least = self.total(estimator, best)
+        assert least < self.total(estimator, dict.fromkeys(best, 0.0))
+        for name in best:
+            above, below = (self.total(estimator, best | {name: best[name] + shift}) for shift in (0.1, -0.1))
+            # The variance is a parabola in each: its vertex is where both neighbours are equally high.
+            assert above > least
+            assert above - least == pytest.approx(below - least, rel=1e-4)
 
-    def test_the_best_constant_baseline(self):
-        problem, q = make_problem("network", dcv.Bernoulli), dcv.Bernoulli(logits=make_logits(dcv.Bernoulli, ()))
-        estimator = dcv.Reinforce(2, learned_baseline=True)
-        best = optimal_coefficients(estimator, problem.f, q)
-        variances = [
-            exact_moments(estimator, problem.f, q, {"baseline": best["baseline"] + shift}).variance.sum()
-            for shift in (-0.1, 0.0, 0.1)
-        ]
-        assert variances[1] < variances[0] == pytest.approx(variances[2])
+    def test_nothing_to_learn(self):
+        assert optimal_coefficients(network, self.q, dcv.RLOO(2)) == dcv.Learned({}, {}, {})
 
-    def test_drawn_agrees_with_exact(self):
-        import jax
-
-        problem, q = make_problem("network", dcv.Bernoulli), dcv.Bernoulli(jnp.asarray(make_logits(dcv.Bernoulli)))
-        exact = optimal_alpha(dcv.DoubleCV(3), problem.f, q)
-        drawn = optimal_alpha(dcv.DoubleCV(3), problem.f, q, jax.random.key(0), 20_000)
-        assert drawn == pytest.approx(exact, abs=0.03)
-
-    def test_errors(self):
-        q = dcv.Bernoulli(np.zeros(2))
-        with pytest.raises(ValueError, match="estimator must have alpha as its one coefficient, got RLOO"):
-            optimal_alpha(dcv.RLOO(2), lambda x: x.sum(-1), q)
-        with pytest.raises(ValueError, match="draws is None, but a key was given"):
-            optimal_alpha(dcv.DoubleCV(2), lambda x: x.sum(-1), q, key=0)
+    def test_no_closed_form(self):
+        with pytest.raises(ValueError, match=r"estimator must be linear in its coefficients .* got Rebar"):
+            optimal_coefficients(network, self.q, dcv.Rebar(2))

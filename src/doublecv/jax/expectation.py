@@ -92,18 +92,29 @@ class Expectation:
     def __post_init__(self) -> None:
         check_estimator(self.estimator)
 
-    def init(self, q: Distribution | Sequential, *, context: Float[Array, "*batch features"] | None = None) -> State:
+    def init(
+        self,
+        q: Distribution | Sequential,
+        *,
+        context: Float[Array, "*batch features"] | None = None,
+        learned: Learned | None = None,
+    ) -> State:
         """Return the initial state; its sizes come from q and the context, whose values are not used.
 
         Args:
             q: a distribution like those of the calls to come. If it is `Autoregressive`, it is checked to be causal.
             context: features of each batch element, if the calls to come have any.
+            learned: what to start from, such as the result of `optimal_coefficients`; None for the estimator's own
+                start.
         """
         check_arrays(q)
         if isinstance(q, Sequential):
             check_sequential(self.estimator)
             q.check(uniform(jax.random.key(0)))
-        start = self.estimator.init(None if isinstance(q, Sequential) else q, context)
+        if learned is not None:
+            self.estimator.check_learned(learned)
+        own = self.estimator.init(None if isinstance(q, Sequential) else q, context)
+        start = own if learned is None else learned
         learned = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), start)
         return State(learned, self.optimizer.init(learned.numbers))
 
@@ -143,8 +154,9 @@ class Expectation:
         """
         estimator = self.estimator
         self._check(f, q, learned, key, pullback)
+        learned = jax.tree.map(jnp.asarray, learned)
         f, q, held, noise, x = draw(f, q, estimator, key)
-        checked = checked_function(f, held, estimator, has_aux, q.logits.dtype)
+        checked = checked_function(f, held, has_aux, q.logits.dtype)
         context = None if context is None else jax.lax.stop_gradient(context)
         side = evaluate_side(checked, held, noise, x, estimator, learned, context)
         function = closure_convert(checked, x)
@@ -184,8 +196,9 @@ class Expectation:
         """
         estimator = self.estimator
         self._check(f, q, learned, key, pullback)
+        learned = jax.tree.map(jnp.asarray, learned)
         f, q, held, noise, x = draw(f, q, estimator, key)
-        checked = checked_function(f, held, estimator, has_aux, q.logits.dtype)
+        checked = checked_function(f, held, has_aux, q.logits.dtype)
         values, df, aux = evaluate(checked, x, differentiate=estimator.needs.gradient)
         side = evaluate_side(checked, held, noise, x, estimator, learned, context)
         weight = jnp.full(q.batch_shape, 1 / max(1, prod(q.batch_shape)), held.logits.dtype)

@@ -76,9 +76,7 @@ def evaluate(
     return values, df, aux
 
 
-def checked_function(
-    f: Function, q: Distribution, estimator: Estimator, has_aux: bool, dtype: Any
-) -> Callable[[Any], tuple[Any, Any]]:
+def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: Any) -> Callable[[Any], tuple[Any, Any]]:
     """Return f with checked results, as a function to (values, aux), that sees points of the type `dtype`."""
 
     def checked(x: Any) -> tuple[Any, Any]:

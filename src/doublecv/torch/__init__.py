@@ -6,7 +6,18 @@ back through the channel, and the samples collect the gradient of f in x on thei
 that the estimator's formula needs after the one backward pass of f that the model's own parameters need anyway.
 """
 
+from doublecv.torch.diagnostics import check, compare, optimal_coefficients, recommend, variance
 from doublecv.torch.expectation import Estimate, Expectation, fold
 from doublecv.torch.families import detach
 
-__all__ = ["Estimate", "Expectation", "detach", "fold"]
+__all__ = [
+    "Estimate",
+    "Expectation",
+    "check",
+    "compare",
+    "detach",
+    "fold",
+    "optimal_coefficients",
+    "recommend",
+    "variance",
+]

@@ -94,21 +94,29 @@ class Expectation(nn.Module):
         q: Distribution | Sequential | torch.distributions.Distribution,
         *,
         context: Float[Tensor, "*batch features"] | None = None,
+        learned: Learned | None = None,
     ) -> Self:
         """Set the initial state, with sizes from q and the context, and return the module.
 
         Args:
             q: a distribution like those of the calls to come; its values are not used.
             context: features of each batch element, if the calls to come have any.
+            learned: what to start from, such as the result of `optimal_coefficients`; None for the estimator's own
+                start.
         """
         if isinstance(q, Sequential):
             check_sequential(self.estimator)
             with torch.no_grad():
                 q.check(uniform(None))
+            if learned is not None:
+                self.estimator.check_learned(learned)
+                self._register(learned, torch.get_default_dtype(), None)
             return self
         family = _family(q)
         held_context = None if context is None else context.detach()
-        start = self.estimator.init(family.detach(), held_context)
+        if learned is not None:
+            self.estimator.check_learned(learned)
+        start = self.estimator.init(family.detach(), held_context) if learned is None else learned
         dtype = torch.promote_types(family.logits.dtype, torch.float32)
         self._register(start, dtype, family.logits.device)
         return self
@@ -252,11 +260,13 @@ class Expectation(nn.Module):
         return Drawn(f, family, wide, noise, _draw(wide, noise, self.estimator))
 
     def _register(self, start: Learned, dtype: torch.dtype, device: torch.device | None) -> None:
+        for name in (*self._number_names, *self._average_names):
+            delattr(self, name)
         for name, value in start.numbers.items():
-            self.register_parameter(name, nn.Parameter(torch.as_tensor(value, dtype=dtype, device=device)))
+            self.register_parameter(name, nn.Parameter(_copy(value, dtype, device)))
         for name, value in start.averages.items():
             # Averages of a product of two gradients need the range of at least 32 bits.
-            self.register_buffer(name, torch.as_tensor(value, dtype=dtype, device=device))
+            self.register_buffer(name, _copy(value, dtype, device))
         self._number_names, self._average_names = tuple(start.numbers), tuple(start.averages)
         self._statistic_names = tuple(start.statistics)
         self._initialized = True
@@ -310,6 +320,11 @@ def _draw(q: Distribution, noise: Tensor, estimator: Estimator) -> Float[Tensor,
     with torch.no_grad(), formulas(q):
         samples: Tensor = estimator.draw(q, noise)
         return samples
+
+
+def _copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    """Return a tensor that shares no memory with the learned state that it starts from."""
+    return torch.as_tensor(value).detach().to(device=device, dtype=dtype, copy=True)
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:

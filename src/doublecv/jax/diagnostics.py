@@ -1,0 +1,433 @@
+"""Diagnostics in JAX: variance, best coefficients, comparison, recommendation and a check of f."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from doublecv.checks import check_estimator, check_function
+from doublecv.diagnostics import coefficients, comparison, recommendation
+from doublecv.diagnostics.comparison import TRAINING_STEPS, Comparison
+from doublecv.diagnostics.entrants import AnyEstimator
+from doublecv.diagnostics.meter import Meter, Variance, add, empty, summarize
+from doublecv.diagnostics.one_by_one import SAMPLES, Check, verify
+from doublecv.diagnostics.problem import FIT_STREAM, Measure, Problem, check_distribution
+from doublecv.diagnostics.recommendation import CANDIDATES, Recommendation
+from doublecv.diagnostics.timing import ROUNDS
+from doublecv.distributions import Distribution
+from doublecv.estimators import RLOO, Estimator, Learned
+from doublecv.estimators.moments import least_variance
+from doublecv.exact import exact_gradient
+from doublecv.jax.expectation import Expectation, check_arrays, check_key
+from doublecv.jax.rule import Function, checked_function, closure_convert, evaluate
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, PRNGKeyArray
+
+NUMBERS_AT_ONCE = 2**20
+"""The coordinates of all points at which f is evaluated at once, at most, if that is more than one estimate's."""
+
+TRAINING_RATE = 1e-2
+"""The rate of Adam in the short training of a state, ten times that of `Expectation`."""
+
+
+def variance(
+    f: Function,
+    q: Distribution,
+    estimator: AnyEstimator,
+    learned: Learned | None = None,
+    *,
+    key: PRNGKeyArray,
+    draws: int = 1000,
+    context: Float[Array, "*batch features"] | None = None,
+    has_aux: bool = False,
+) -> Variance:
+    """Return the variance of an estimator over independent draws, with its standard error.
+
+    >>> import doublecv as dcv
+    >>> q = dcv.Bernoulli(logits=jnp.zeros((2, 3)))
+    >>> measured = variance(lambda x: x.sum(-1) ** 2, q, dcv.RLOO(samples=2), key=jax.random.key(0))
+    >>> measured.standard_error < measured.variance
+    True
+
+    Args:
+        f: a function from `[K, *batch, *event]` to `[K, *batch]`.
+        q: the distribution.
+        estimator: the estimator.
+        learned: its learned state (`state.learned`, or the result of `optimal_coefficients`); None for the initial one.
+        key: a JAX random key.
+        draws: the number of gradients.
+        context: features of each batch element, for estimators that use them.
+        has_aux: whether f returns a pair of values and auxiliary output, which is not used.
+    """
+    if draws < 2:
+        raise ValueError(f"draws must be at least 2, got {draws}")
+    problem = JaxProblem.make(f, q, key, context, has_aux)
+    if learned is None and isinstance(estimator, Estimator):
+        learned = Expectation(estimator).init(q, context=context).learned
+    return summarize(problem.measure(estimator, learned or Learned({}, {}, {}))(draws, 0))
+
+
+def optimal_coefficients(
+    f: Function,
+    q: Distribution,
+    estimator: Estimator,
+    *,
+    key: PRNGKeyArray | None = None,
+    draws: int = 1000,
+    context: Float[Array, "*batch features"] | None = None,
+    has_aux: bool = False,
+) -> Learned:
+    r"""Return the coefficients of least variance, as a learned state for `Expectation`, `variance` and `compare`.
+
+    The estimate is linear in them, :math:`g = g_0 + \sum_i c_i h_i`, so that they solve
+    :math:`E[h h^T] c = -E[h g_0]`. Without a key the expectations are exact, by enumeration of all outcomes; with a key
+    they are means over draws.
+
+    >>> import doublecv as dcv
+    >>> q = dcv.Bernoulli(logits=jnp.zeros((2, 3)))
+    >>> learned = optimal_coefficients(lambda x: x.sum(-1), q, dcv.DoubleCV(samples=2))
+    >>> round(float(learned.numbers["alpha"]), 3)
+    -1.0
+
+    Args:
+        f: a function from `[K, *batch, *event]` to `[K, *batch]`.
+        q: the distribution.
+        estimator: an estimator that is linear in its coefficients.
+        key: a JAX random key; None for exact expectations.
+        draws: the number of draws, with a key.
+        context: features of each batch element, for estimators that use them.
+        has_aux: whether f returns a pair of values and auxiliary output, which is not used.
+    """
+    if key is None:
+        check_function(f, q)
+        check_distribution(q)
+        check_arrays(q)
+        check_estimator(estimator)
+        return coefficients.optimal_coefficients(_values_only(f, has_aux), q, estimator)
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    problem = JaxProblem.make(f, q, key, context, has_aux)
+    return problem.optimal_coefficients(estimator, draws)
+
+
+def compare(
+    f: Function,
+    q: Distribution,
+    estimators: Iterable[AnyEstimator | str] | AnyEstimator | str,
+    *,
+    key: PRNGKeyArray,
+    samples: int | Sequence[int] | None = None,
+    draws: int = 1000,
+    learned: Mapping[Any, Learned] | None = None,
+    context: Float[Array, "*batch features"] | None = None,
+    has_aux: bool = False,
+    differentiate_f: bool = True,
+    steps: int = TRAINING_STEPS,
+    rounds: int = ROUNDS,
+) -> Comparison:
+    """Measure estimators on the same f, q and random numbers: variance, cost, time per gradient and bias.
+
+    The time is that of all gradients of a training step around f: in the logits, in the learned state and, with
+    `differentiate_f`, in the floating-point arrays that f closes over; without compilation, and the median over rounds
+    in which the estimators take turns. `doublecv.biased` has estimators with a bias that are in common use.
+
+    >>> import doublecv as dcv
+    >>> q = dcv.Bernoulli(logits=jnp.zeros((2, 3)))
+    >>> table = compare(lambda x: x.sum(-1) ** 2, q, ["rloo", "reinmax"], samples=2, key=jax.random.key(0), draws=100)
+    >>> [row.name for row in table.rows]
+    ['rloo', 'reinmax']
+
+    Args:
+        f: a function from `[K, *batch, *event]` to `[K, *batch]`.
+        q: the distribution.
+        estimators: estimators or names; the others' variances are printed relative to the first.
+        key: a JAX random key.
+        samples: one or several K, for each of which every estimator is measured; None to take estimators as they are.
+        draws: the number of gradients of each.
+        learned: learned states by the estimator or its name. Estimators without one are measured with the best
+            coefficients from separate draws where they are linear in them, and otherwise after a short training.
+        context: features of each batch element, for estimators that use them.
+        has_aux: whether f returns a pair of values and auxiliary output, which is not used.
+        differentiate_f: whether the time includes the gradient in the arrays that f closes over, as when f is trained.
+        steps: the length of the short training.
+        rounds: the number of rounds of the timing; 0 for no timing.
+    """
+    problem = JaxProblem.make(f, q, key, context, has_aux, differentiate_f)
+    return comparison.compare(
+        problem, estimators, samples=samples, draws=draws, learned=learned, steps=steps, rounds=rounds
+    )
+
+
+def recommend(
+    f: Function,
+    q: Distribution,
+    *,
+    key: PRNGKeyArray,
+    budget: float = 60.0,
+    estimators: Sequence[AnyEstimator | str] = CANDIDATES,
+    samples: Sequence[int] = recommendation.SAMPLES,
+    context: Float[Array, "*batch features"] | None = None,
+    has_aux: bool = False,
+    differentiate_f: bool = True,
+) -> Recommendation:
+    """Recommend the estimator and K with the least variance per second on this f, q and machine, by a pilot run.
+
+    Args:
+        f: a function from `[K, *batch, *event]` to `[K, *batch]`.
+        q: the distribution.
+        key: a JAX random key.
+        budget: the seconds that the pilot run may take, compilation included.
+        estimators: the candidates.
+        samples: the numbers of samples, in the order in which they are tried while the budget lasts.
+        context: features of each batch element, for estimators that use them.
+        has_aux: whether f returns a pair of values and auxiliary output, which is not used.
+        differentiate_f: whether the time includes the gradient in the arrays that f closes over, as when f is trained.
+    """
+    problem = JaxProblem.make(f, q, key, context, has_aux, differentiate_f)
+    has_gradient = check(f, q, key=key, has_aux=has_aux).has_gradient
+    return recommendation.recommend(problem, has_gradient, budget, estimators, samples)
+
+
+def check(
+    f: Function,
+    q: Distribution,
+    estimator: Estimator | None = None,
+    *,
+    key: PRNGKeyArray,
+    has_aux: bool = False,
+) -> Check:
+    """Verify on one drawn batch that f treats samples and batch elements one by one and meets an estimator's needs.
+
+    It raises an error that names the remedy if f mixes samples or batch elements, returns a wrong shape, type or NaN,
+    or has no gradient in x while the estimator needs one.
+
+    >>> import doublecv as dcv
+    >>> print(check(lambda x: x.sum(-1), dcv.Bernoulli(logits=jnp.zeros((2, 3))), key=jax.random.key(0)))
+    f maps [4, 2, 3] to [4, 2] (float32), treats samples and batch elements one by one, and its gradient in x exists.
+
+    Args:
+        f: a function from `[K, *batch, *event]` to `[K, *batch]`.
+        q: the distribution.
+        estimator: the estimator that f is for; None to find out which ones can be used.
+        key: a JAX random key.
+        has_aux: whether f returns a pair of values and auxiliary output, which is not used.
+    """
+    problem = JaxProblem.make(f, q, key, None, has_aux)
+    if estimator is not None:
+        check_estimator(estimator)
+        estimator.check_family(q)
+    held = q.detach().widen()
+    drawing = RLOO(samples=SAMPLES) if estimator is None else estimator
+    x = drawing.draw(held, jax.random.uniform(key, drawing.noise_shape(held), held.logits.dtype))
+    checked = checked_function(problem.f, held, False, q.logits.dtype)
+    values_at = jax.jit(lambda x: checked(x)[0])
+    return verify(held, x, values_at, lambda x: evaluate(checked, x)[1], estimator)
+
+
+def measure(gradient: Callable[[Any], Any], key: PRNGKeyArray, draws: int, chunk: int = 1) -> Meter:
+    """Return the meter of `gradient(key)` over independent keys; traceable.
+
+    Args:
+        gradient: a function from a key to a gradient.
+        key: a JAX random key.
+        draws: the number of gradients.
+        chunk: the number of gradients that are computed at once.
+    """
+
+    def add_chunk(meter: Meter, keys: Any) -> tuple[Meter, None]:
+        gradients = jax.vmap(gradient)(keys) if chunk > 1 else gradient(keys[0])[None]
+        return add(meter, gradients.astype(meter.mean.dtype)), None
+
+    keys = jax.random.split(key, draws)
+    shape = jax.eval_shape(gradient, keys[0])
+    meter = empty(jnp.zeros(shape.shape, jnp.promote_types(shape.dtype, jnp.float32)))
+    whole = draws // chunk * chunk
+    meter, _ = jax.lax.scan(add_chunk, meter, keys[:whole].reshape(-1, chunk, *keys.shape[1:]))
+    return add_chunk(meter, keys[whole:])[0] if whole < draws else meter
+
+
+def best_coefficients(
+    f: Function,
+    q: Distribution,
+    estimator: Estimator,
+    key: PRNGKeyArray,
+    draws: int,
+    context: Float[Array, "*batch features"] | None = None,
+) -> Learned:
+    """Return the coefficients of least variance over draws; traceable, and solved in the type of the logits."""
+    linear = coefficients.require_linear(estimator)
+    if linear is None:
+        return Learned({}, {}, {})
+    best = least_variance(mean_products(f, q, estimator, key, draws, context))
+    return Learned({name: best[index] for index, name in enumerate(linear.needs.coefficients)}, {}, {})
+
+
+def mean_products(
+    f: Function,
+    q: Distribution,
+    estimator: Estimator,
+    key: PRNGKeyArray,
+    draws: int,
+    context: Float[Array, "*batch features"] | None = None,
+) -> Float[Array, "1+n 1+n"]:
+    r"""Return the mean over draws of :math:`(g_0, h) (g_0, h)^T`, for the best coefficients; traceable."""
+    linear = coefficients.require_linear(estimator)
+    assert linear is not None
+    expectation, wide = Expectation(linear), q.detach().widen()
+    learned = expectation.init(q, context=context).learned
+
+    def products(key: Any) -> Any:
+        evaluation = expectation.estimate(f, q, learned, key, context=context).evaluation
+        return coefficients.products_of_parts(linear.parts(wide, evaluation), linear)
+
+    mean: jax.Array = measure(products, key, draws, chunk_size(q, estimator, draws)).mean
+    return mean
+
+
+def chunk_size(q: Distribution, estimator: AnyEstimator, draws: int) -> int:
+    """Return the number of estimates that are computed at once."""
+    size: int = prod(q.logits.shape) * estimator.evaluations
+    return max(1, min(draws, 100, NUMBERS_AT_ONCE // max(1, size)))
+
+
+@dataclass(frozen=True, eq=False)
+class JaxProblem(Problem):
+    """f and q in JAX.
+
+    Attributes:
+        f: the function, without auxiliary output.
+        q: the distribution.
+        key: the random key of all streams.
+        context: features of each batch element.
+        differentiate_f: whether a step includes the gradient in the arrays that f closes over.
+    """
+
+    f: Function
+    q: Distribution
+    key: Any
+    context: Any
+    differentiate_f: bool
+
+    @classmethod
+    def make(
+        cls, f: Any, q: Any, key: Any, context: Any, has_aux: bool = False, differentiate_f: bool = True
+    ) -> JaxProblem:
+        """Check the arguments and return the problem."""
+        check_function(f, q)
+        check_distribution(q)
+        check_arrays(q)
+        check_key(key)
+        return cls(_values_only(f, has_aux), q, key, context, differentiate_f)
+
+    def optimal_coefficients(self, estimator: Estimator, draws: int) -> Learned:
+        """Return the coefficients of least variance from draws of `FIT_STREAM`."""
+        check_estimator(estimator)
+        linear = coefficients.require_linear(estimator)
+        if linear is None:
+            return Learned({}, {}, {})
+        products = jax.jit(lambda key: mean_products(self.f, self.q, estimator, key, draws, self.context))
+        return coefficients.solve(linear, products(self._key(FIT_STREAM)))
+
+    def train(self, estimator: Estimator, steps: int) -> Learned:
+        """Return the learned state after some steps on this problem."""
+        expectation = Expectation(estimator, optax.adam(TRAINING_RATE))
+
+        def step(state: Any, key: Any) -> tuple[Any, None]:
+            estimate = expectation.estimate(self.f, self.q, state.learned, key, context=self.context)
+            return expectation.update(estimate.learned_gradient, state), None
+
+        start = expectation.init(self.q, context=self.context)
+        keys = jax.random.split(self._key(FIT_STREAM), steps)
+        state, _ = jax.jit(lambda start, keys: jax.lax.scan(step, start, keys))(start, keys)
+        learned: Learned = state.learned
+        return learned
+
+    def measure(self, estimator: AnyEstimator, learned: Learned) -> Measure:
+        """Return a function that draws gradients."""
+
+        @partial(jax.jit, static_argnums=1)
+        def run(key: Any, draws: int) -> Meter:
+            chunk = chunk_size(self.q, estimator, draws)
+            return measure(lambda key: self._gradient(estimator, learned, key), key, draws, chunk)
+
+        return lambda draws, stream: run(self._key(stream), draws)
+
+    def step(self, estimator: AnyEstimator) -> Callable[[], object]:
+        """Return a function that computes all gradients of a training step around f, once."""
+        q, shape = self.q, (estimator.samples, *self.q.logits.shape)
+        converted = closure_convert(self.f, jnp.zeros(shape, q.logits.dtype))
+        constants = [jnp.asarray(constant) for constant in converted.constants]
+        trained = [self.differentiate_f and jnp.issubdtype(array.dtype, jnp.floating) for array in constants]
+        differentiated = [array for array, wanted in zip(constants, trained, strict=True) if wanted]
+        held = [array for array, wanted in zip(constants, trained, strict=True) if not wanted]
+
+        def function(differentiated: list[Any], held: list[Any]) -> Function:
+            ones, others = iter(differentiated), iter(held)
+            merged = [next(ones) if wanted else next(others) for wanted in trained]
+            # The estimator may also ask for f at other numbers of points, where it is not differentiated in these.
+            return lambda x: converted.call(merged, x) if x.shape == shape else self.f(x)
+
+        if isinstance(estimator, Estimator):
+            expectation = Expectation(estimator)
+            learned = expectation.init(q, context=self.context).learned
+
+            def loss(logits: Any, learned: Any, differentiated: Any, held: Any, key: Any) -> Any:
+                f = function(differentiated, held)
+                return expectation(f, q.with_logits(logits), learned, key, context=self.context).mean()
+
+            program = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+            return lambda: _finished(program(q.logits, learned, differentiated, held, self.key))
+
+        biased_step = jax.jit(
+            lambda logits, differentiated, held, key: _biased_step(
+                partial(function, held=held), q.with_logits(logits), estimator, differentiated, key
+            )
+        )
+        return lambda: _finished(biased_step(q.logits, differentiated, held, self.key))
+
+    def exact_gradient(self) -> Float[np.ndarray, "*logits"]:
+        """Return the exact gradient by enumeration."""
+        return np.asarray(exact_gradient(self.f, self.q), dtype=float)
+
+    def _gradient(self, estimator: AnyEstimator, learned: Learned, key: Any) -> Any:
+        if isinstance(estimator, Estimator):
+            return Expectation(estimator).estimate(self.f, self.q, learned, key, context=self.context).gradient
+        return _biased_step(lambda _: self.f, self.q, estimator, None, key)[1]
+
+    def _key(self, stream: int) -> Any:
+        return jax.random.fold_in(self.key, stream)
+
+
+def _biased_step(
+    f: Callable[[Any], Function], q: Distribution, estimator: AnyEstimator, differentiated: Any, key: Any
+) -> tuple[Any, Any, Any]:
+    """Return the mean of f, a biased estimate of its gradient, and its gradient in what f closes over."""
+    assert not isinstance(estimator, Estimator)
+    held = q.detach().widen()
+    noise = jax.random.uniform(key, estimator.noise_shape(held), held.logits.dtype)
+    x = estimator.draw(held, noise)
+
+    def values(x: Any, differentiated: Any) -> Any:
+        return checked_function(f(differentiated), held, False, q.logits.dtype)(x)[0]
+
+    found, pullback = jax.vjp(values, x, differentiated)
+    df, of_differentiated = pullback(jnp.ones_like(found))
+    return found.mean(), estimator.estimate(held, noise, x, df), of_differentiated
+
+
+def _finished(results: Any) -> Any:
+    """Wait until the results are computed."""
+    return jax.block_until_ready(results)  # type: ignore[no-untyped-call]
+
+
+def _values_only(f: Function, has_aux: bool) -> Function:
+    return (lambda x: f(x)[0]) if has_aux else f
