@@ -96,7 +96,7 @@ def test_bad_settings_are_one_line_and_leave_no_folder(arguments, message, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("package", ["jax", "matplotlib", "rich", "equinox"])
+@pytest.mark.parametrize("package", ["jax", "matplotlib", "rich", "optax"])
 def test_without_the_lab_extra_it_says_what_to_install(package, tmp_path):
     result = python(
         f"import sys; sys.modules[{package!r}] = None\n"

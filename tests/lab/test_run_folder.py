@@ -5,7 +5,7 @@ import json
 import pytest
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.run_folder import claim, write_config
+from doublecv.lab.common.run_folder import claim, claimed, write_config
 
 SETTINGS = {"dimension": 200, "estimators": ["rloo", "disarm"]}
 
@@ -58,3 +58,13 @@ def test_config_names_settings_and_versions(tmp_path):
     assert config["command"] == "toy"
     assert config["settings"] == SETTINGS
     assert {"python", "doublecv", "jax", "numpy"} <= config["versions"].keys()
+
+
+def test_two_processes_cannot_fill_one_folder(tmp_path):
+    with claimed(tmp_path / "run", SETTINGS):
+        claim(tmp_path / "run", SETTINGS)
+        with pytest.raises(InputError, match="another process works in"), claimed(tmp_path / "run", SETTINGS):
+            pass
+        write_config(tmp_path / "run", "toy", SETTINGS)
+    with pytest.raises(InputError, match="holds this run already"), claimed(tmp_path / "run", SETTINGS):
+        pass

@@ -35,9 +35,7 @@ COMMANDS = {
     "train": Command("train", "settings:TrainSettings", "train a variational autoencoder with discrete latents"),
     "variance": Command("variance", "command:VarianceSettings", "measure the variance of estimators on trained models"),
     "bench": Command("bench", "results:BenchSettings", "measure milliseconds per training step, for every estimator"),
-    "reproduce": Command(
-        "sweep", "command:ReproduceSettings", "run the paper's experiments, here or on a cluster"
-    ),
+    "reproduce": Command("sweep", "command:ReproduceSettings", "run the paper's experiments, here or on a cluster"),
     "report": Command("report", "command:ReportSettings", "compare the results of reproduce with the paper's"),
 }
 

@@ -77,7 +77,7 @@ def test_a_worker_killed_again_and_again_before_its_first_checkpoint_ends_with_t
         (run,) = runs(killed)
         assert not any(run.folder.glob("checkpoint-*"))
         os.kill(workers(run)[-1], signal.SIGKILL)
-    status, _, told = finish(process)
+    status, _, told = finish(process, seconds=900)
     assert status == 0, told
     assert len(workers(run)) == 4
     assert "resuming from" not in log(run)

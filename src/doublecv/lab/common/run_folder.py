@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.files import write_atomically
+from doublecv.lab.common.files import LOCK, locked, write_atomically
 from doublecv.lab.common.records import file_checksum, seal_document
 
 CONFIG = "config.json"
@@ -24,7 +25,7 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; name a new folder")
     try:
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise InputError(f"--out {folder} {_describe(folder, settings)}; name a new folder, or remove this one")
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -34,6 +35,15 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
         raise InputError(
             f"--out {folder} cannot be written to ({error.strerror}); name a folder that you may write to"
         ) from error
+
+
+@contextmanager
+def claimed(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Claim the folder and hold its lock, so that no other process fills it meanwhile."""
+    claim(folder, settings)
+    with locked(folder):
+        claim(folder, settings)  # again: another process may have filled it in between
+        yield
 
 
 def _describe(folder: Path, settings: Mapping[str, Any]) -> str:

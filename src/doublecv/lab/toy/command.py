@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -19,8 +21,11 @@ def main(settings: ToySettings) -> None:
     """Run the experiment with a progress bar, write the folder and print the table."""
     settings.check()
     folder = settings.out
-    if folder is not None:
-        run_folder.claim(folder, settings.as_json())
+    with nullcontext() if folder is None else run_folder.claimed(folder, settings.as_json()):
+        _run_and_show(settings, folder)
+
+
+def _run_and_show(settings: ToySettings, folder: Path | None) -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     results = run_with_progress(settings)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
