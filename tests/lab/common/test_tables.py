@@ -54,8 +54,8 @@ def test_latex_has_rules_sections_and_mathematics():
 
 def test_the_terminal_shows_text_as_it_is():
     console = Console(file=io.StringIO(), width=80)
-    console.print(hostile("[red]a[/b]").to_rich())
-    console.print(TABLE.to_rich())
+    console.print(hostile("[red]a[/b]"))
+    console.print(TABLE)
     assert console.file.getvalue().count("[red]a[/b]") == 4
     assert "-1,234.50 ± 0.25" in console.file.getvalue()
 

@@ -6,16 +6,14 @@ This module imports neither JAX nor PyTorch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.options import Option, check_options
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from doublecv.lab.common.tables import Column, Table, label, number, words
 
 BASELINE = "rloo"
 """The estimator that the others are compared with."""
@@ -94,32 +92,21 @@ class Row:
 
 def table(rows: list[Row], library: str) -> Table:
     """Return the rows as a table for the terminal."""
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(
-        title=f"milliseconds in {library}",
-        caption="medians over rounds; gradient: of the expectation; step: a complete training step; "
+    groups = [(row.workload, row.baseline_samples) for row in rows]
+    shown = Table.of(
+        rows,
+        [
+            (label("workload"), lambda row: words(row.workload)),
+            (label("K"), lambda row: words(str(row.samples))),
+            (label("estimator"), lambda row: words(row.estimator)),
+            (Column("evals\nof f"), lambda row: number(row.evaluations or None, 0)),
+            (Column("ms"), lambda row: number(row.milliseconds)),
+            (Column("/ RLOO"), lambda row: number(row.ratio)),
+            (Column("/ floor"), lambda row: number(row.floor_ratio)),
+        ],
+        "bench",
+        f"milliseconds in {library}",
+        "medians over rounds; gradient: of the expectation; step: a complete training step; "
         "floor: only the matrix products of a step",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
     )
-    for heading in ("workload", "K", "estimator"):
-        shown.add_column(heading, no_wrap=True)
-    for heading in ("evals\nof f", "ms", "/ RLOO", "/ floor"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    before = rows[0]
-    for row in rows:
-        if (row.workload, row.baseline_samples) != (before.workload, before.baseline_samples):
-            shown.add_section()
-        before = row
-        shown.add_row(
-            row.workload,
-            str(row.samples),
-            row.estimator,
-            str(row.evaluations) if row.evaluations else "",
-            f"{row.milliseconds:.2f}",
-            f"{row.ratio:.2f}",
-            f"{row.floor_ratio:.2f}" if row.floor_ratio is not None else "",
-        )
-    return shown
+    return replace(shown, sections=tuple((groups.index(group), "") for group in dict.fromkeys(groups)))

@@ -181,8 +181,8 @@ class Table:
             writer.writerow(map(_csv_value, values))
         return file.getvalue()
 
-    def to_rich(self) -> RichTable:
-        """Return the table for a terminal; a heading breaks at its newlines."""
+    def __rich__(self) -> RichTable:
+        """Return the table as `rich` prints it to a terminal; a heading breaks at its newlines."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from doublecv.lab.report.collect import Collection as Runs
 from doublecv.lab.report.statistics import CLEAR, Estimate, estimate, order_agreement
 from doublecv.lab.sweep.plan import SweepRun
 from doublecv.lab.toy.problem import ToySettings
-from doublecv.lab.toy.results import REACHED, Summary, summarise
+from doublecv.lab.toy.results import COLUMNS, summarise
 
 MINUTE = 60_000
 """Milliseconds per minute."""
@@ -384,14 +383,7 @@ TOY_RUN: Columns = [
 ]
 TOY: Columns = [
     (label("estimator"), lambda one: _estimator(one[1].name)),
-    (Column("variance / RLOO", key="relative_variance"), lambda one: significant(one[1].relative_variance)),
-    (Column("second half", key="late_relative_variance"), lambda one: significant(one[1].late_relative_variance)),
-    (
-        Column("same logits", key="late_relative_variance_at_same_logits"),
-        lambda one: significant(one[1].late_relative_variance_at_same_logits),
-    ),
-    (Column(f"iterations to {REACHED}", key=f"iterations_to_{REACHED}"), lambda one: _reached(*one)),
-    (Column("final objective", key="final_objective"), lambda one: number(one[1].final_objective, 6)),
+    *((column, lambda one, entry=entry: entry(one[1])) for column, entry in COLUMNS),
 ]
 
 
@@ -406,10 +398,6 @@ def toy_table(toys: Sequence[ToyRun], columns: Columns = (*TOY_RUN, *TOY)) -> Ta
         f"{toy_scale(settings.iterations, settings.seeds)}. Variances relative to RLOO's, medians over iterations and "
         "seeds: along the own run, over its second half, and exactly at the same logits over the second half.",
     )
-
-
-def _reached(toy: ToyRun, summary: Summary) -> Entry:
-    return number(summary.reached, 0) if isfinite(summary.reached) else Entry(f"> {toy.results.settings.iterations:,}")
 
 
 def runs_table(content: Content, only_incomplete: bool = False) -> Table:

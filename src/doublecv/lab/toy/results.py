@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
+from doublecv.lab.common.tables import Column, Entry, Getter, Table, label, number, significant, words
 from doublecv.lab.toy.problem import ToySettings
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-    from rich.table import Table
 
 METRICS = "metrics.csv"
 """The name of the file that `write_metrics` fills."""
@@ -143,40 +143,30 @@ def _first_above(
     return np.where(above.any(axis=1), iterations[above.argmax(axis=1)], np.inf)
 
 
+COLUMNS: tuple[tuple[Column, Getter], ...] = (
+    (Column("variance\n/ RLOO", key="relative_variance"), lambda one: significant(one.relative_variance)),
+    (Column("second\nhalf", key="late_relative_variance"), lambda one: significant(one.late_relative_variance)),
+    (
+        Column("same\nlogits", key="late_relative_variance_at_same_logits"),
+        lambda one: significant(one.late_relative_variance_at_same_logits),
+    ),
+    (
+        Column(f"iterations\nto {REACHED}", key=f"iterations_to_{REACHED}"),
+        lambda one: number(one.reached, 0) if np.isfinite(one.reached) else Entry("never"),
+    ),
+    (Column("final\nobjective", key="final_objective"), lambda one: number(one.final_objective, 6)),
+)
+"""The columns of a table of summaries, after the names of the estimators."""
+
+
 def table(results: ToyResults) -> Table:
     """Return the summaries as a table for the terminal."""
-    from rich import box
-    from rich.table import Table
-
     settings = results.settings
-    shown = Table(
-        title=f"D = {settings.dimension}, K = {settings.samples}, {settings.iterations} iterations, "
+    return Table.of(
+        summarise(results),
+        [(label("estimator"), lambda one: words(one.name)), *COLUMNS],
+        "toy",
+        f"D = {settings.dimension}, K = {settings.samples}, {settings.iterations} iterations, "
         f"{settings.seeds} seed{'s' if settings.seeds > 1 else ''}",
-        caption="medians over iterations and seeds; same logits: exact, second half",
-        box=box.SIMPLE_HEAD,
+        "medians over iterations and seeds; same logits: exact, second half",
     )
-    shown.add_column("estimator", no_wrap=True)
-    for heading in (
-        "variance\n/ RLOO",
-        "second\nhalf",
-        "same\nlogits",
-        f"iterations\nto {REACHED}",
-        "final\nobjective",
-    ):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for summary in summarise(results):
-        shown.add_row(
-            summary.name,
-            _ratio(summary.relative_variance),
-            _ratio(summary.late_relative_variance),
-            _ratio(summary.late_relative_variance_at_same_logits),
-            f"{summary.reached:.0f}" if np.isfinite(summary.reached) else f"> {settings.iterations}",
-            f"{summary.final_objective:.6f}",
-        )
-    return shown
-
-
-def _ratio(value: float) -> str:
-    if np.isnan(value):
-        return "-"
-    return f"{value:.3f}" if 0.01 <= value < 100 else f"{value:.1e}"

@@ -5,7 +5,6 @@ This module imports neither JAX nor the training program.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.style import appearance
+from doublecv.lab.common.tables import Column, Getter, Table, label, number, significant, words
 from doublecv.lab.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from doublecv.lab.vae.model import VAE
 
 PANELS = {"encoder_variance": "variance of the encoder's gradient", "elbo": "training ELBO"}
@@ -86,35 +84,20 @@ class TrainResult:
 
 def table(results: Sequence[TrainResult]) -> Table:
     """Return a table for the terminal, one row per result; only the estimator and the seed may differ."""
-    from rich import box
-    from rich.table import Table
-
     settings = results[0].settings
-    shown = Table(
-        title=f"{settings.dataset}, {settings.likelihood} likelihood, {settings.network}, K = {settings.samples}, "
-        f"{settings.steps} steps",
-        caption="nats per image; variance of the encoder's gradient",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    columns = {"train\nELBO": "train_elbo", "test\nELBO": "test_elbo"}
-    columns |= {
-        f"bound\nS = {samples}": f"test_bound_{samples}" for samples in (settings.samples, settings.bound_samples)
-    }
-    shown.add_column("estimator", no_wrap=True)
-    for heading in ("seed", *columns, "variance", "alpha", "ms per\nstep"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
-        final = result.final
-        shown.add_row(
-            result.settings.estimator,
-            str(result.seed),
-            *(f"{final[name]:.2f}" for name in columns.values()),
-            f"{final['encoder_variance']:.3g}",
-            f"{final['alpha']:.3f}" if "alpha" in final else "-",
-            "-" if math.isnan(result.seconds_per_step) else f"{1000 * result.seconds_per_step:.2f}",
-        )
-    return shown
+    metrics = {"train\nELBO": "train_elbo", "test\nELBO": "test_elbo"}
+    metrics |= {f"bound\nS = {count}": f"test_bound_{count}" for count in (settings.samples, settings.bound_samples)}
+    columns: list[tuple[Column, Getter]] = [
+        (label("estimator"), lambda one: words(one.settings.estimator)),
+        (Column("seed"), lambda one: words(str(one.seed))),
+        *((Column(heading), lambda one, key=key: number(one.final[key])) for heading, key in metrics.items()),
+        (Column("variance"), lambda one: significant(one.final["encoder_variance"])),
+        (Column("alpha"), lambda one: number(one.final.get("alpha"), 3)),
+        (Column("ms per\nstep"), lambda one: number(1000 * one.seconds_per_step)),
+    ]
+    title = f"{settings.dataset}, {settings.likelihood} likelihood, {settings.network}, K = {settings.samples}"
+    caption = "nats per image; variance of the encoder's gradient"
+    return Table.of(results, columns, "train", f"{title}, {settings.steps} steps", caption)
 
 
 def write_overview(results: Sequence[TrainResult], path: Path) -> None:
@@ -122,13 +105,13 @@ def write_overview(results: Sequence[TrainResult], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    for axes, (metric, label) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+    for axes, (metric, name) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for result in results:
             steps, values = result.curve(metric)
             style = appearance(result.settings.estimator)
             axes.plot(steps, values, color=style.colour, linestyle=style.line, label=style.label)
         axes.set_xlabel("step")
-        axes.set_ylabel(label)
+        axes.set_ylabel(name)
         if metric == "encoder_variance":
             axes.set_yscale("log")
     handles, labels = axes.get_legend_handles_labels()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,7 @@ from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import locked, write_atomically
 from doublecv.lab.common.options import Option, check_options
+from doublecv.lab.common.tables import Column, Entry, Getter, Table, label, number, significant, words
 
 if TYPE_CHECKING:
     from doublecv.lab.variance.measure import Measurement
@@ -123,25 +124,20 @@ def tables(found: Sequence[Measurement]) -> str:
 
 
 def _table(model: tuple[str, str, int], found: Sequence[Measurement]) -> str:
-    numbers_of_samples = sorted({one.samples for one in found})
     cells = {(one.estimator, one.samples): one for one in found}
+
+    def entry(samples: int, shown: Callable[[Measurement], Entry]) -> Getter:
+        return lambda name: shown(cells[name, samples]) if (name, samples) in cells else Entry()
+
+    columns: list[tuple[Column, Getter]] = [(label("estimator"), words)]
+    for samples in sorted({one.samples for one in found}):
+        columns += [
+            (Column(f"K = {samples}"), entry(samples, lambda one: significant(one.variance, 4, one.standard_error))),
+            (Column("/ RLOO"), entry(samples, lambda one: number(one.relative, 3))),
+            (Column("times evaluations"), entry(samples, lambda one: significant(one.variance_times_evaluations, 4))),
+        ]
     names = [name for name in estimators.names() if any(one.estimator == name for one in found)]
-
-    def row(name: str) -> Iterable[str]:
-        yield f"`{name}`"
-        for samples in numbers_of_samples:
-            one = cells.get((name, samples))
-            if one is None:
-                yield from ("", "", "")
-                continue
-            yield f"{one.variance:.4g} ± {one.standard_error:.1g}"
-            yield f"{one.relative:.3f}"
-            yield f"{one.variance_times_evaluations:.4g}"
-
-    heading = ["estimator"]
-    for samples in numbers_of_samples:
-        heading += [f"K = {samples}", "/ RLOO", "times evaluations"]
-    lines = [heading, ["---"] + ["---:"] * (len(heading) - 1), *(list(row(name)) for name in names)]
-    body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     dataset, likelihood, steps = model
-    return f"### {dataset}, {likelihood} likelihood, {steps:,} steps\n\n{body}\n"
+    title = f"{dataset}, {likelihood} likelihood, {steps:,} steps"
+    caption = "Variance +- its standard error, relative to RLOO's, and times the evaluations of f."
+    return Table.of(names, columns, "variance", title, caption).to_markdown()
