@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from doublecv.lab.common import run_folder
 from doublecv.lab.common.files import locked, write_atomically
 from doublecv.lab.data.fetch import cache_folder
 from doublecv.lab.sweep.engine import STOPPED
@@ -124,19 +123,10 @@ def _train(run: SweepRun, stop: Callable[[], bool]) -> None:
 
 
 def _toy(run: SweepRun, stop: Callable[[], bool]) -> None:
-    from rich.console import Console
-
-    from doublecv.lab.toy import run as toy
-    from doublecv.lab.toy.figures import write_figures
+    from doublecv.lab.toy.command import run_and_show
     from doublecv.lab.toy.problem import ToySettings
-    from doublecv.lab.toy.results import METRICS, table, write_metrics
 
-    results = toy.run(ToySettings.from_json(run.settings))
-    with (run.folder / METRICS).open("w", newline="") as file:
-        write_metrics(results, file)
-    write_figures(results, run.folder)
-    run_folder.write_config(run.folder, "toy", run.settings, [METRICS])
-    Console().print(table(results))
+    run_and_show(ToySettings.from_json(run.settings), run.folder)
 
 
 def _bench(run: SweepRun, stop: Callable[[], bool]) -> None:

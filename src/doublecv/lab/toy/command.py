@@ -22,10 +22,11 @@ def main(settings: ToySettings) -> None:
     settings.check()
     folder = settings.out
     with nullcontext() if folder is None else run_folder.claimed(folder, settings.as_json()):
-        _run_and_show(settings, folder)
+        run_and_show(settings, folder)
 
 
-def _run_and_show(settings: ToySettings, folder: Path | None) -> None:
+def run_and_show(settings: ToySettings, folder: Path | None) -> None:
+    """Run the experiment, write its files into a folder that belongs to it, and print the table."""
     wall, cpu = time.perf_counter(), time.process_time()
     results = run_with_progress(settings)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
