@@ -11,10 +11,10 @@ the list and fails the check, as a survivor does.
 """
 
 import argparse
+import multiprocessing
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,6 +32,9 @@ SOURCE = Path("src") / "doublecv"
 FAST = "not slow and not site and not cluster and not browser"
 TESTS_FAILED = 1
 """Exit code of pytest when tests ran and some failed; 2 to 5 mean that they could not be run."""
+PROCESSES = multiprocessing.get_context("forkserver")
+"""A server imports what takes long to import, once, and is forked for each run of tests."""
+PROCESSES.set_forkserver_preload(["jax", "torch", "scipy.special"])
 SECONDS = 600
 """Longest run of one mutant's tests; a mutant that hangs counts as noticed."""
 
@@ -63,16 +66,31 @@ def fault(mutant: Mutant, root: Path = ROOT) -> str | None:
 
 def run_tests(root: Path, tests: str) -> tuple[int, str]:
     """Run fast tests in the copy at `root` until the first failure; return pytest's exit code and output."""
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", FAST]
-    command = [sys.executable, "-m", "pytest", *options, *shlex.split(tests)]
-    environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return TESTS_FAILED, f"no result after {SECONDS} seconds"
-    return done.returncode, done.stdout + done.stderr
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = PROCESSES.Process(target=_run_pytest, args=(root, shlex.split(tests), output.name))
+        process.start()
+        process.join(SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            return TESTS_FAILED, f"no result after {SECONDS} seconds"
+        return process.exitcode, output.read()
+
+
+def _run_pytest(root: Path, tests: list[str], output: str) -> None:
+    """Run pytest in this process, which was forked for it."""
+    import pytest
+
+    os.chdir(root)
+    os.environ |= {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.path.insert(0, str(root / "src"))
+    sys.dont_write_bytecode = True
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", FAST, "--rootdir", str(root), *tests])
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def try_mutant(mutant: Mutant, root: Path) -> Outcome:
@@ -110,6 +128,7 @@ def try_all(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         # Most mutants leave most programs as they are: what one run compiled, the next one reads.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(folder) / "compiled"))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         copies: Queue[Path] = Queue()
         for number in range(jobs):
             copies.put(copy_project(Path(folder) / str(number)))
