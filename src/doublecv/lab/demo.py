@@ -37,7 +37,7 @@ def main() -> None:
     write_toy_overview(toy, FOLDER / "toy.png")
     digits = [run_training(replace(VAE, estimator=name), None)[0] for name in ESTIMATORS]
     write_training_overview(digits, FOLDER / "vae.png")
-    Console().print(summary(toy, digits).to_rich())
+    Console().print(summary(toy, digits))
     print(f"{FOLDER / 'toy.png'} and {FOLDER / 'vae.png'} show the curves over the steps")
 
 

@@ -78,9 +78,7 @@ class RayWorkers:
         self._stop_file = self._folder / STOP
         self._stop_file.unlink(missing_ok=True)
         # A cache of compiled programs is for one machine, and nodes may differ.
-        self._environment = single_threaded()
-        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-            self._environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+        self._environment = single_threaded(cached=False)
         if "DOUBLECV_DATA" in os.environ:
             self._environment["DOUBLECV_DATA"] = os.environ["DOUBLECV_DATA"]
         self._task = ray.remote(num_cpus=1, max_retries=RETRIES)(_task)

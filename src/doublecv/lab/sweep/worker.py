@@ -27,8 +27,8 @@ LOCK_TIMEOUT = 120.0
 """Seconds to wait for a run's lock: a worker that lost its parent may take a while to stop."""
 
 
-def single_threaded() -> dict[str, str]:
-    """Return the environment variables that keep JAX on one core."""
+def single_threaded(cached: bool = True) -> dict[str, str]:
+    """Return the environment variables that keep JAX on one core and, if `cached`, its programs on disk."""
     flags = os.environ.get("XLA_FLAGS", "")
     threads = "--xla_cpu_multi_thread_eigen=false"
     return {
@@ -37,7 +37,7 @@ def single_threaded() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
         "COLUMNS": "120",
-    } | _compilation_cache()
+    } | (_compilation_cache() if cached else {})
 
 
 def _compilation_cache() -> dict[str, str]:
@@ -49,7 +49,13 @@ def _compilation_cache() -> dict[str, str]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return {}
-    return {"JAX_COMPILATION_CACHE_DIR": str(folder)} if os.access(folder, os.W_OK) else {}
+    if not os.access(folder, os.W_OK):
+        return {}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(1 << 30),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 
 def run(run: SweepRun, stop: Callable[[], bool], note: str = "") -> tuple[int, str]:
