@@ -51,3 +51,10 @@ def dot_correction(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Array
     if q.visited:
         return q.covariance_product(leave_one_out(v)) / v.shape[0]
     return q.covariance_product(sum_over_samples(v) / v.shape[0])
+
+
+def score_magnitude(
+    q: Distribution, score: Float[Array, "K *logits"], weight: Float[Array, "K *batch"]
+) -> Float[Array, "*batch"]:
+    r"""Return :math:`\frac{1}{K^2} \sum_k w_k^2 \, s(x_k)^T s(x_k)`, the size of a score gradient's terms."""
+    return sum_over_samples(weight**2 * q.dot(score, score)) / score.shape[0] ** 2

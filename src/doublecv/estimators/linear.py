@@ -33,8 +33,8 @@ class LinearEstimator(Estimator):
 
     Attributes:
         learning: "gradient" descends along the gradient of the squared estimate, as the paper learns alpha; "moments"
-            solves for the coefficients of least variance under running averages over earlier steps (see
-            `doublecv.estimators.moments`).
+            solves for the coefficients of least variance under running averages over earlier steps, and judges them on
+            later ones, so that they never hurt (see `doublecv.estimators.moments`).
     """
 
     learning: Learning = field(default="gradient", kw_only=True)
@@ -81,7 +81,9 @@ class LinearEstimator(Estimator):
         estimate = parts.combine(self.coefficients(learned))
         if not learned.averages:
             return Applied(estimate, {}, parts.derivatives)
-        return Applied(estimate, moments.statistics(parts, self.needs.coefficients, weight), lambda cotangent: {})
+        averages = {name: detach(value) for name, value in learned.averages.items()}
+        statistics = moments.statistics(averages, parts, self.needs.coefficients, weight)
+        return Applied(estimate, statistics, lambda cotangent: {})
 
     @final
     def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:

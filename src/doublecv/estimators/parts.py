@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from doublecv.arrays import Array
 from doublecv.distributions import Distribution
-from doublecv.estimators.averages import mean_over_samples
+from doublecv.estimators.averages import mean_over_samples, score_magnitude
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -38,6 +38,15 @@ class Parts(ABC):
         r"""Return the inner product of the cotangent with every :math:`h_i`."""
 
     @abstractmethod
+    def magnitude(self) -> Float[Array, "*batch"]:
+        r"""Return the square of the size that the terms of h have before they cancel.
+
+        Where h is a sum of terms of opposite sign it can be small, or a rounding error, in all batch elements that were
+        seen and as large as its terms in the next. A solution for the coefficients that knows the size of the terms
+        does not rely on a small h.
+        """
+
+    @abstractmethod
     def subsample(self, step: int) -> Self:
         """Return the parts of every `step`-th batch element."""
 
@@ -56,10 +65,12 @@ class Vectors(Parts):
     Attributes:
         g0: the part without a coefficient.
         h: the other parts.
+        size: the magnitude; None for 0, where the terms do not cancel.
     """
 
     g0: Float[Array, "*logits"]
     h: dict[str, Float[Array, "*logits"]]
+    size: Float[Array, "*batch"] | None = None
 
     def vectors(self) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
         r"""Return :math:`g_0` and h."""
@@ -73,11 +84,17 @@ class Vectors(Parts):
         r"""Return the inner product of the cotangent with every :math:`h_i`."""
         return {name: self.q.xp.sum(cotangent * part) for name, part in self.h.items()}
 
+    def magnitude(self) -> Float[Array, "*batch"]:
+        """Return the square of the size that the terms of h have before they cancel."""
+        return self.q.xp.zeros_like(self.q.dot(self.g0, self.g0)) if self.size is None else self.size
+
     def subsample(self, step: int) -> Self:
         """Return the parts of every `step`-th batch element."""
         q, event_shape = self.q, self.q.event_shape
         h = {name: q.subsample_array(step, part, event_shape) for name, part in self.h.items()}
-        return replace(self, q=q.subsample(step), g0=q.subsample_array(step, self.g0, event_shape), h=h)
+        g0 = q.subsample_array(step, self.g0, event_shape)
+        size = None if self.size is None else q.subsample_array(step, self.size)
+        return replace(self, q=q.subsample(step), g0=g0, h=h, size=size)
 
 
 @final
@@ -116,6 +133,12 @@ class WeightedScores(Parts):
         along_scores = self.q.dot(cotangent, self.score) / self.score.shape[0]
         derivatives = {name: xp.sum(weight * along_scores) for name, weight in self.weights.items()}
         return derivatives | {name: derivatives[name] - xp.sum(cotangent * r) for name, r in self.corrections.items()}
+
+    def magnitude(self) -> Float[Array, "*batch"]:
+        r"""Return the largest :math:`\frac{1}{K^2} \sum_k w_{ik}^2 \, s(x_k)^T s(x_k)` of the parts i."""
+        xp = self.q.xp
+        largest = xp.max(xp.stack([xp.abs(weight) for weight in self.weights.values()]), axis=0)
+        return score_magnitude(self.q, self.score, largest)
 
     def subsample(self, step: int) -> Self:
         """Return the parts of every `step`-th batch element."""

@@ -20,7 +20,7 @@ from doublecv.paths import Path
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-NAMES = ("current", "current_square", "crossed", "crossed_square", "own", "own_scaled", "own_square")
+NAMES = ("current", "current_square", "crossed", "crossed_square", "own", "own_norm", "own_square")
 """The coefficients at K = 2."""
 
 NAMES_OF_OTHERS = ("others", "others_square")
@@ -33,24 +33,24 @@ class QuadraticDoubleCV(LinearEstimator):
     r"""Estimate with the quadratic double control variate.
 
     .. math::
-        g = \frac{1}{K} \sum_k w_k s(x_k) - a_L M \frac{1}{K} \sum_k G_k - a_S \frac{1}{K} \sum_k T(G_k) / N_k
+        g = \frac{1}{K} \sum_k w_k s(x_k) - a_L M \frac{1}{K} \sum_k G_k - a_S \frac{1}{K} \sum_k T(G_k) / \sqrt{N_k}
 
     .. math::
         w_k = f_k - \bar f_{-k}
         + \frac{1}{K-1} \sum_{j \ne k} \big(a_L P_{kj} + a_S Q_{kj} + c_L P_{jk} + c_S Q_{jk}
-        + r_L P_{jj} + r_N P_{jj} / \sqrt{N_j} + r_S Q_{jj}\big)
+        + r_L P_{jj} + r_N \sqrt{N_j} + r_S Q_{jj}\big)
         + \frac{1}{(K-1)(K-2)} \sum_{j \ne k} \sum_{m \ne j,k} \big(o_L P_{jm} + o_S Q_{jm}\big)
 
     where the last sum exists for K >= 3, :math:`G_k = \nabla f(x_k)`, :math:`P_{kj} = G_j^T (x_k - \mu)`,
-    :math:`n_j = E[(G_j^T (x - \mu))^2] = G_j^T M G_j`, :math:`N_j = n_j + \epsilon`,
-    :math:`Q_{kj} = (P_{kj}^2 - n_j) / N_j` and :math:`T(G) = E[s(x) (G^T (x - \mu))^2]`.
+    :math:`n_j = E[(G_j^T (x - \mu))^2] = G_j^T M G_j`, :math:`\sqrt{N_j} = \sqrt{n_j} + \epsilon`,
+    :math:`Q_{kj} = (P_{kj}^2 - n_j) / \sqrt{N_j}` and :math:`T(G) = E[s(x) (G^T (x - \mu))^2]`.
 
     It is unbiased because, given the other samples, :math:`E[P_{kj} s(x_k)] = M G_j` and
-    :math:`E[Q_{kj} s(x_k)] = T(G_j) / N_j`, which are the two corrections; given :math:`x_k`, :math:`P_{jk}` and
+    :math:`E[Q_{kj} s(x_k)] = T(G_j) / \sqrt{N_j}`, which are the two corrections; given :math:`x_k`, :math:`P_{jk}` and
     :math:`Q_{jk}` have mean 0; and the terms with r and o do not contain :math:`x_k`. Double CV (Titsias and Shi, 2022,
     equation 11) is the case :math:`a_L = \alpha`, :math:`c_L = -\alpha / (K-1)`, :math:`o_L = -\alpha (K-2) / (K-1)`
     with all others 0. The coefficients are called, in this order, `current`, `current_square`, `crossed`,
-    `crossed_square`, `own`, `own_scaled`, `own_square`, `others`, `others_square`.
+    `crossed_square`, `own`, `own_norm`, `own_square`, `others`, `others_square`.
 
     >>> len(QuadraticDoubleCV(samples=2).needs.coefficients), len(QuadraticDoubleCV(samples=4).needs.coefficients)
     (7, 9)
@@ -73,14 +73,16 @@ class QuadraticDoubleCV(LinearEstimator):
         r"""Return :math:`g_0`, which is RLOO, and the control variate of each coefficient."""
         xp, f, G, score = q.xp, evaluation.f, evaluation.df, q.score(evaluation.x)
         n = q.dot(G, q.covariance_product(G))
-        N = n + float(xp.finfo(n.dtype).smallest_normal) ** 0.5
         P = q.pairwise_dot(score, G)
+        # The norm only scales, so the estimate is unbiased whatever is added; 0 / 0 must be 0.
+        norm = xp.sqrt(xp.clip(n, 0, None))
+        inverse = 1 / (norm + float(xp.finfo(n.dtype).smallest_normal) ** 0.5)
         if q.visited:
-            compensator, correction = _squares_on_paths(q, G, score, N)
+            compensator, correction = _squares_on_paths(q, G, score, inverse)
         else:
             compensator = n
-            correction = sum_over_samples(q.scale(1 / N, q.score_square_moment(G))) / self.samples
-        Q = (P**2 - compensator) / N
+            correction = sum_over_samples(q.scale(inverse, q.score_square_moment(G))) / self.samples
+        Q = (P**2 - compensator) * inverse
         of_P, of_Q = _means_over_pairs(P), _means_over_pairs(Q)
         weights = {
             "current": of_P.current,
@@ -88,7 +90,7 @@ class QuadraticDoubleCV(LinearEstimator):
             "crossed": of_P.crossed,
             "crossed_square": of_Q.crossed,
             "own": leave_one_out(of_P.own),
-            "own_scaled": leave_one_out(of_P.own / xp.sqrt(N)),
+            "own_norm": leave_one_out(norm),
             "own_square": leave_one_out(of_Q.own),
         }
         if self.samples > 2:
@@ -98,7 +100,7 @@ class QuadraticDoubleCV(LinearEstimator):
 
 
 def _squares_on_paths(
-    q: Distribution, G: Float[Array, "K *logits"], score: Float[Array, "K *logits"], N: Float[Array, "K *batch"]
+    q: Distribution, G: Float[Array, "K *logits"], score: Float[Array, "K *logits"], inverse: Float[Array, "K *batch"]
 ) -> tuple[Float[Array, "K K *batch"], Float[Array, "K *logits"]]:
     r"""Return the compensators of the squared terms on paths, and the correction of the current sample's one.
 
@@ -118,7 +120,7 @@ def _squares_on_paths(
         compensators.append(q.dot(others, product))
         mean = q.score_square_moment(others) + 2 * product * q.sum_of_earlier(others * score)
         is_other = xp.asarray([float(k != j) for k in range(K)], dtype=G.dtype, device=device(G))
-        weight = xp.reshape(is_other, (K, *(1,) * (N.ndim - 1))) / N[j]
+        weight = xp.reshape(is_other, (K, *(1,) * (inverse.ndim - 1))) * inverse[j]
         correction = correction + q.scale(weight, mean)
     return xp.stack(compensators, axis=1), correction / (K * (K - 1))
 

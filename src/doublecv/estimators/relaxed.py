@@ -12,7 +12,7 @@ import numpy as np
 
 from doublecv.arrays import Array, sum_over_samples
 from doublecv.distributions import Distribution
-from doublecv.estimators.averages import leave_one_out, score_gradient
+from doublecv.estimators.averages import leave_one_out, score_gradient, score_magnitude
 from doublecv.estimators.base import Applied, DescendingEstimator, Learned, Needs, RelaxedEstimator
 from doublecv.estimators.concrete import Concrete, relax, relaxed_points
 from doublecv.estimators.evaluation import Evaluation
@@ -259,5 +259,6 @@ class ConcreteDoubleCV(LinearEstimator, RelaxedEstimator):
         def rloo(values: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
             return score_gradient(q, evaluation.x, values - leave_one_out(values))
 
-        h = rloo(_conditional_control(evaluation)) - _reparameterized_gradient(evaluation)
-        return Vectors(q, rloo(evaluation.f), {"alpha": h})
+        b = _conditional_control(evaluation)
+        h = rloo(b) - _reparameterized_gradient(evaluation)
+        return Vectors(q, rloo(evaluation.f), {"alpha": h}, score_magnitude(q, q.score(evaluation.x), b))

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
 from doublecv.arrays import Array, detach, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
+from doublecv.estimators import moments
+from doublecv.estimators.averages import leave_one_out, score_gradient, score_magnitude
 from doublecv.estimators.base import Applied, Estimator, Learned, Needs
 from doublecv.estimators.evaluation import Evaluation
+from doublecv.estimators.parts import Vectors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 MAX_DIRECTIONS = 100
 """The largest number of directions that is chosen by itself."""
+
+FIT_ELEMENTS = 50
+"""About how many batch elements the surrogate is fitted on per step, evenly spread over the batch."""
+
+LARGEST_MISFIT = 1e4
+"""The largest misfit of a batch element, in units of the squared spread, that the fit follows in proportion."""
 
 OWN = ("directions", "slope", "slope_bias", "curvature", "curvature_bias")
 PREFIX = "surrogate_"
@@ -29,7 +39,7 @@ PREFIX = "surrogate_"
 class LearnedSurrogate(Estimator):
     r"""Wrap an estimator: apply it to the residual of a learned surrogate and add the surrogate's exact gradient.
 
-    .. math:: g = base(f - r, \nabla f - \nabla r) + M \, slope(y),
+    .. math:: g = base(f - t r, \nabla f - t \nabla r) + t M \, slope(y),
 
     .. math::
         r(x, y) = slope(y)^T s + \tfrac12 \sum_r w_r(y) \Big[(u_r^T s)^2 - \sum_l u_{rl}^2 s_l^2\Big], \qquad s = x -
@@ -41,9 +51,14 @@ class LearnedSurrogate(Estimator):
     r held as a function of x, is :math:`M \, slope(y)`. The estimate is unbiased for any parameters because the base
     estimator is (Paisley, Blei and Jordan, 2012, remove a surrogate with a known gradient in the same way).
 
+    The factor t in [0, 1] is 0 at first and is judged on later steps than those that the surrogate was fitted on, as
+    the coefficients of `doublecv.estimators.moments` are: it minimises the variance of
+    :math:`\mathrm{RLOO}(f) + t \, (M \, slope - \mathrm{RLOO}(r))`. So a surrogate that does not fit is not used.
+    r is learned in units of the running spread of f, so that one learning rate serves an f of any scale.
+
     The parameters minimise the sample variance of f - r plus :math:`\frac{1}{K} \sum_k \sum_i v_i (\partial_i f(x_k) -
-    \partial_i r(x_k))^2` with :math:`v = \mu (1 - \mu)` on the same samples, after each use. Neither the parameters of
-    f nor what made the context receive a gradient from it.
+    \partial_i r(x_k))^2` with :math:`v = \mu (1 - \mu)` on the same samples of some batch elements, after each use.
+    Neither the parameters of f nor what made the context receive a gradient from it.
 
     It supports only Bernoulli: the blocks that categorical variables would need to be removed from the sum of squares
     cost as much as C times as many variables.
@@ -106,7 +121,8 @@ class LearnedSurrogate(Estimator):
         }
         base = self.base.init()
         numbers = base.numbers | {PREFIX + name: value for name, value in own.items()}
-        return Learned(numbers, base.averages, base.statistics)
+        averages = base.averages | _prefixed(moments.start(1))
+        return Learned(numbers, averages, base.statistics | _prefixed(moments.empty_statistics(1)))
 
     def formula(
         self,
@@ -116,25 +132,90 @@ class LearnedSurrogate(Estimator):
         weight: Float[Array, "*batch"],
         context: Float[Array, "*batch features"] | None,
     ) -> Applied:
-        r"""Compute :math:`base(f - r, \nabla f - \nabla r) + M \, slope` and the misfit of the surrogate."""
+        r"""Compute :math:`base(f - t r, \nabla f - t \nabla r) + t M \, slope` and the misfit of the surrogate."""
         xp, own = q.xp, {name: learned.numbers[PREFIX + name] for name in OWN}
-        of_base = {name: value for name, value in learned.numbers.items() if not name.startswith(PREFIX)}
-        fit = _fit(q, evaluation, own, q.logits if context is None else context)
-        base = self.base.formula(q, _residual(evaluation, fit), learned._replace(numbers=of_base), weight, None)
-        remaining_f = evaluation.f - fit.r
+        of_base, judged = (
+            Learned({}, {name: detach(value) for name, value in averages.items()}, {})
+            for averages in _split(learned.averages)
+        )
+        of_base = of_base._replace(numbers=_split(learned.numbers)[0])
+        context = q.logits if context is None else context
+        unit = xp.astype(xp.exp(judged.averages["log_scale"] / 2), evaluation.f.dtype)
+        fit = _fit(q, evaluation, own, context).scale(unit)
+        factor = xp.astype(xp.clip(judged.averages["coefficients"][0], 0, 1), unit.dtype)
+        used = fit.detach().scale(factor)
+        base = self.base.formula(q, _residual(evaluation, used), of_base, weight, None)
+        gradient = base.gradient + q.covariance_product(used.slope)
+        statistics = moments.statistics(
+            judged.averages, _judged_parts(q, evaluation, fit.detach()), ("factor",), weight
+        )
+        loss = self._misfit(q, evaluation, own, context, weight, unit)
+        return Applied(
+            gradient, base.statistics | _prefixed(statistics), None, loss if base.loss is None else loss + base.loss
+        )
+
+    def _misfit(
+        self,
+        q: Distribution,
+        evaluation: Evaluation,
+        own: Mapping[str, Any],
+        context: Float[Array, "*batch features"],
+        weight: Float[Array, "*batch"],
+        unit: Float[Array, ""],
+    ) -> Float[Array, ""]:
+        """Return the weighted misfit in units of the spread of f, over some of the batch elements."""
+        xp = q.xp
+        step = max(1, prod(q.batch_shape) // FIT_ELEMENTS)
+        # The same share of the weights as of the elements, so that the loss does not depend on the step.
+        if step > 1:
+            event = q.event_shape
+            evaluation = Evaluation(
+                q.subsample_array(step, evaluation.x, event),
+                q.subsample_array(step, evaluation.f),
+                q.subsample_array(step, evaluation.df, event),
+            )
+            context = xp.broadcast_to(context, (*q.batch_shape, context.shape[-1]))
+            context, weight = q.subsample_array(step, context, (context.shape[-1],)), q.subsample_array(step, weight)
+            q = q.subsample(step)
+        fit = _fit(q, evaluation, own, context)
+        remaining_f = evaluation.f / unit - fit.r
         centered = remaining_f - sum_over_samples(remaining_f) / self.samples
-        remaining_df = evaluation.df - fit.dr
+        remaining_df = evaluation.df / unit - fit.dr
         misfit = sum_over_samples(centered**2) / max(1, self.samples - 1) + sum_over_samples(
             q.dot(remaining_df, q.covariance_product(remaining_df))
         ) / (self.samples)
+        # An outlier would stay in the averages of Adam for a thousand steps.
+        held = detach(misfit)
+        bounded = misfit / xp.where(held > LARGEST_MISFIT, held / LARGEST_MISFIT, xp.ones_like(held))
         # A batch element without weight does not count, even if f is not finite there.
-        loss = xp.sum(xp.where(weight > 0, weight * misfit, xp.zeros_like(misfit)))
-        gradient = base.gradient + q.covariance_product(detach(fit.slope))
-        return Applied(gradient, base.statistics, None, loss if base.loss is None else loss + base.loss)
+        return step * xp.sum(xp.where(weight > 0, weight * bounded, xp.zeros_like(misfit)))
 
     def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """Move the running averages of the base."""
-        return self.base.advance(averages, statistics)
+        """Move the running averages of the base and of the judgement."""
+        of_base, judged = _split(averages)
+        statistics_of_base, statistics_judged = _split(statistics)
+        return self.base.advance(of_base, statistics_of_base) | _prefixed(moments.advance(judged, statistics_judged))
+
+
+def _prefixed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {PREFIX + name: value for name, value in tree.items()}
+
+
+def _split(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what belongs to the base, and what belongs to the surrogate, without its prefix."""
+    own = {name.removeprefix(PREFIX): value for name, value in tree.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in tree.items() if not name.startswith(PREFIX)}, own
+
+
+def _judged_parts(q: Distribution, evaluation: Evaluation, fit: _Fit) -> Vectors:
+    r"""Return :math:`\mathrm{RLOO}(f)` and :math:`M \, slope - \mathrm{RLOO}(r)`, the parts that judge the factor."""
+    x = evaluation.x
+
+    def rloo(values: Float[Array, "K *batch"]) -> Float[Array, "*batch D"]:
+        return score_gradient(q, x, values if x.shape[0] == 1 else values - leave_one_out(values))
+
+    h = q.covariance_product(fit.slope) - rloo(fit.r)
+    return Vectors(q, rloo(evaluation.f), {"factor": h}, score_magnitude(q, q.score(x), fit.r))
 
 
 class _Fit(NamedTuple):
@@ -149,6 +230,14 @@ class _Fit(NamedTuple):
     slope: Float[Array, "*batch D"]
     r: Float[Array, "K *batch"]
     dr: Float[Array, "K *batch D"]
+
+    def scale(self, factor: Float[Array, ""]) -> _Fit:
+        """Return the surrogate times a number."""
+        return _Fit(*(factor * value for value in self))
+
+    def detach(self) -> _Fit:
+        """Return the surrogate, held constant under differentiation."""
+        return _Fit(*map(detach, self))
 
 
 def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any], context: Array) -> _Fit:
@@ -179,7 +268,7 @@ def _residual(evaluation: Evaluation, fit: _Fit) -> Evaluation:
     """Return f - r for the base; at the mean, r is 0 and its gradient is the slope."""
     return replace(
         evaluation,
-        f=evaluation.f - detach(fit.r),
-        df=evaluation.df - detach(fit.dr),
-        df_mean=None if evaluation.df_mean is None else evaluation.df_mean - detach(fit.slope),
+        f=evaluation.f - fit.r,
+        df=evaluation.df - fit.dr,
+        df_mean=None if evaluation.df_mean is None else evaluation.df_mean - fit.slope,
     )

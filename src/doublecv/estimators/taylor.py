@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, final, get_args
 
 from doublecv.arrays import Array
 from doublecv.distributions import Bernoulli, Categorical, Distribution
-from doublecv.estimators.averages import dot_correction, leave_one_out, score_gradient
+from doublecv.estimators.averages import dot_correction, leave_one_out, score_gradient, score_magnitude
 from doublecv.estimators.base import FixedEstimator, Needs
 from doublecv.estimators.couplings import Coupling, DirichletCopula, Independent
 from doublecv.estimators.evaluation import Evaluation
@@ -125,7 +125,8 @@ class DoubleCV(LinearEstimator):
         else:
             b = q.dot(self.coupling.mean_of_independent(evaluation.df), score)
             c = dot_correction(q, evaluation.df)
-        return Vectors(q, self.coupling.estimate(q, x, evaluation.f), {"alpha": self.coupling.estimate(q, x, b) - c})
+        h = self.coupling.estimate(q, x, b) - c
+        return Vectors(q, self.coupling.estimate(q, x, evaluation.f), {"alpha": h}, score_magnitude(q, score, b))
 
 
 @final
@@ -169,4 +170,4 @@ class HalfDoubleCV(LinearEstimator):
             h = score_gradient(q, x, b) - dot_correction(q, evaluation.df)
         else:
             h = -score_gradient(q, x, leave_one_out(b))
-        return Vectors(q, score_gradient(q, x, f - leave_one_out(f)), {"alpha": h})
+        return Vectors(q, score_gradient(q, x, f - leave_one_out(f)), {"alpha": h}, score_magnitude(q, q.score(x), b))

@@ -19,6 +19,11 @@ def main(settings: BenchSettings) -> None:
     from rich.console import Console
 
     settings.check()
+    if settings.harm:
+        from doublecv.lab.bench import harm
+
+        harm.main(settings)
+        return
     library, workloads, floors, steps_per_call = _library(settings)
     rows = measure(settings, workloads, floors, steps_per_call)
     Console().print(table(rows, library))

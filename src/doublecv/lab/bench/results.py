@@ -37,6 +37,8 @@ class BenchSettings:
 
     torch: bool = False
     """Time PyTorch, not JAX."""
+    harm: bool = False
+    """Measure the variance relative to RLOO along short training runs of many small problems, instead of times."""
     estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=timed, what="estimator")] = ()
     """Names of registered estimators; if none is given, all. RLOO is always timed."""
     samples: Annotated[tuple[int, ...], Option(minimum=1, maximum=1000)] = (2, 4)

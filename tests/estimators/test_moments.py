@@ -1,0 +1,220 @@
+"""Solved coefficients: unbiased, additive over batch elements, free of scale, and never worse than RLOO."""
+
+import numpy as np
+import pytest
+
+import doublecv as dcv
+from doublecv.estimators import Evaluation, Learned, moments
+from doublecv.exact import enumerate_outcomes, exact_gradient, exact_moments
+
+ESTIMATORS = [
+    dcv.DoubleCV(samples=2, learning="moments"),
+    dcv.DoubleCV(samples=3, learning="moments"),
+    dcv.QuadraticDoubleCV(samples=2),
+    dcv.QuadraticDoubleCV(samples=3),
+]
+
+
+def network(variables, seed=0):
+    """Return a tanh network of the variables and its gradient."""
+    rng = np.random.default_rng(seed)
+    inner, outer = rng.normal(size=(variables, 6)) * 2 / variables**0.5, rng.normal(size=6)
+
+    def f(x):
+        return np.tanh(x @ inner) @ outer
+
+    def df(x):
+        return ((1 - np.tanh(x @ inner) ** 2) * outer) @ inner.T
+
+    return f, df
+
+
+def cast(learned, dtype):
+    return Learned(*({name: np.asarray(value, dtype) for name, value in tree.items()} for tree in learned))
+
+
+def draw(estimator, q, f, df, rng, factor=1.0):
+    dtype = q.logits.dtype
+    x = estimator.draw(q, rng.random(estimator.noise_shape(q)))
+    return Evaluation(x, (f(x) * factor).astype(dtype), (df(x) * factor).astype(dtype))
+
+
+def run(estimator, q, f, df, steps, factor=lambda step: 1.0, seed=0):
+    """Return the learned states before each step and after the last."""
+    rng, learned = np.random.default_rng(seed), cast(estimator.init(), q.logits.dtype)
+    states = [learned]
+    with np.errstate(invalid="ignore", over="ignore"):
+        for step in range(steps):
+            evaluation = draw(estimator, q, f, df, rng, factor(step))
+            applied = estimator.apply(q, evaluation, learned)
+            learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+            states.append(learned)
+    return states
+
+
+def exact_ratio(estimator, q, f, df, learned):
+    """Return the variance relative to RLOO's, both by enumeration."""
+    rloo = exact_moments(f, q, dcv.RLOO(samples=estimator.samples))
+    return np.sum(exact_moments(f, q, estimator, learned, df=df).variance) / np.sum(rloo.variance)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_the_estimate_is_unbiased_whatever_the_state(estimator):
+    f, df = network(3)
+    q, rng = dcv.Bernoulli(logits=np.array([-1.0, 0.3, 2.0])), np.random.default_rng(1)
+    start = estimator.init()
+    averages = {name: rng.normal(size=np.shape(value)) for name, value in start.averages.items()}
+    learned = start._replace(averages=averages)
+    mean = exact_moments(f, q, estimator, learned, df=df).mean
+    np.testing.assert_allclose(mean, exact_gradient(f, q), atol=1e-10)
+    without = exact_moments(f, q, estimator, start, df=df).variance
+    assert np.any(np.abs(exact_moments(f, q, estimator, learned, df=df).variance - without) > 1e-6)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_the_first_estimate_is_that_of_rloo(estimator):
+    f, df = network(3)
+    q = dcv.Bernoulli(logits=np.zeros((4, 3)))
+    evaluation = draw(estimator, q, f, df, np.random.default_rng(0))
+    rloo = dcv.RLOO(samples=estimator.samples).apply(q, evaluation).gradient
+    np.testing.assert_allclose(estimator.apply(q, evaluation, estimator.init()).gradient, rloo)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_statistics_add_up_over_batch_elements_and_ignore_those_without_weight(estimator):
+    f, df = network(5)
+    logits, weight = np.random.default_rng(3).normal(size=(6, 5)), np.array([0.5, 0.1, 0.0, 0.2, 0.0, 0.2])
+    q = dcv.Bernoulli(logits=logits)
+    learned = run(estimator, q, f, df, 20)[-1]
+    assert np.any(learned.averages["coefficients"] != 0)
+    evaluation = draw(estimator, q, f, df, np.random.default_rng(4))
+    evaluation.f[:, weight == 0], evaluation.df[:, weight == 0] = np.nan, np.nan
+    with np.errstate(invalid="ignore"):
+        whole = estimator.apply(q, evaluation, learned, weight).statistics
+        parts = [
+            estimator.apply(
+                dcv.Bernoulli(logits=logits[part]),
+                Evaluation(evaluation.x[:, part], evaluation.f[:, part], evaluation.df[:, part]),
+                learned,
+                weight[part],
+            ).statistics
+            for part in (slice(0, 1), slice(1, 4), slice(4, 6))
+        ]
+    assert whole.keys() == estimator.init().statistics.keys()
+    for name, value in whole.items():
+        assert np.shape(value) == np.shape(estimator.init().statistics[name])
+        np.testing.assert_allclose(value, sum(part[name] for part in parts), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_neither_the_scale_of_f_nor_that_of_the_weights_changes_the_coefficients(estimator):
+    f, df = network(5)
+    q = dcv.Bernoulli(logits=np.random.default_rng(3).normal(size=(4, 5)))
+    wanted = run(estimator, q, f, df, 30)[-1].averages["coefficients"]
+    assert np.max(np.abs(wanted)) > 0.05
+    for scale in (1e-8, 1e8):
+        scaled = run(estimator, q, f, df, 30, lambda step, scale=scale: scale)[-1]
+        np.testing.assert_allclose(scaled.averages["coefficients"], wanted, rtol=1e-6)
+    evaluation, learned = draw(estimator, q, f, df, np.random.default_rng(5)), run(estimator, q, f, df, 30)[-1]
+    small, large = (
+        estimator.advance(learned.averages, estimator.apply(q, evaluation, learned, np.full(4, weight)).statistics)
+        for weight in (1e-6, 10.0)
+    )
+    for name in small:
+        np.testing.assert_allclose(small[name], large[name], rtol=1e-8)
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 0.0], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_step_that_says_nothing_changes_nothing(factor, dtype):
+    f, df = network(5)
+    q, estimator = dcv.Bernoulli(logits=np.zeros((4, 5), dtype)), dcv.QuadraticDoubleCV(samples=2)
+    states = run(estimator, q, f, df, 21, lambda step: factor if step == 20 else 1.0)
+    for name, value in states[20].averages.items():
+        np.testing.assert_array_equal(states[21].averages[name], value)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_batch_without_weight_changes_nothing(dtype):
+    f, df = network(5)
+    q, estimator = dcv.Bernoulli(logits=np.zeros((4, 5), dtype)), dcv.QuadraticDoubleCV(samples=2)
+    learned = run(estimator, q, f, df, 20)[-1]
+    evaluation = draw(estimator, q, f, df, np.random.default_rng(5))
+    statistics = estimator.apply(q, evaluation, learned, np.zeros(4, dtype)).statistics
+    for name, value in estimator.advance(learned.averages, statistics).items():
+        np.testing.assert_array_equal(value, learned.averages[name])
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda step: 1e6 if step == 60 else 1.0,
+        lambda step: 1e6 if step >= 60 else 1.0,
+        lambda step: 1e-6 if step >= 60 else 1.0,
+    ],
+    ids=["outlier", "jump up", "jump down"],
+)
+@pytest.mark.parametrize("samples", [2, 4])
+def test_one_outlier_or_a_jump_of_the_scale_does_not_hurt(samples, factor):
+    f, df = network(4, seed=1)
+    q, estimator = (
+        dcv.Bernoulli(logits=np.array([0.5, -0.5, 1.0, 0.0], np.float32)),
+        dcv.QuadraticDoubleCV(samples=samples),
+    )
+    states = run(estimator, q, f, df, 160, factor)
+    exact = dcv.Bernoulli(logits=q.logits.astype(float))
+    ratios = [exact_ratio(estimator, exact, f, df, cast(states[step], float)) for step in range(0, 161, 10)]
+    assert max(ratios) <= 1.1
+    assert ratios[6] < 0.9
+    assert ratios[-1] < 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("samples", [2, 4])
+def test_control_variates_that_are_rounding_get_no_coefficient(samples, seed):
+    """One variable with logits 0 and f(x) = x: the squares are 0 but for rounding, and the gradient is 1/4."""
+    estimator, q = dcv.QuadraticDoubleCV(samples=samples), dcv.Bernoulli(logits=np.zeros(1, np.float32))
+    states = run(estimator, q, lambda x: x.sum(-1), np.ones_like, 100, seed=seed)
+    assert max(np.max(np.abs(state.averages["coefficients"])) for state in states) < 5
+    exact = dcv.Bernoulli(logits=np.zeros(1))
+    args = (estimator, exact, lambda x: x.sum(-1), np.ones_like)
+    # One variable has too few outcomes for a bound of 1.1; without the magnitude it was 1e13.
+    assert max(exact_ratio(*args, cast(state, float)) for state in states[::20]) <= 5
+
+
+def test_an_exact_fit_leaves_almost_no_variance():
+    """For a linear f, Double CV with alpha = -1 has no variance."""
+    slope = np.array([1.0, -2.0, 0.5])
+    q, estimator = dcv.Bernoulli(logits=np.array([0.2, -0.4, 1.0])), dcv.DoubleCV(samples=2, learning="moments")
+    problem = (lambda x: x @ slope, lambda x: np.broadcast_to(slope, x.shape))
+    states = run(estimator, q, *problem, 200)
+    assert exact_ratio(estimator, q, *problem, states[50]) < 0.2
+    assert exact_ratio(estimator, q, *problem, states[-1]) < 0.02
+
+
+def test_exact_moments_give_the_coefficients_of_least_variance():
+    f, df = network(3)
+    q, estimator = dcv.Bernoulli(logits=np.array([-1.0, 0.3, 1.0])), dcv.QuadraticDoubleCV(samples=2)
+    outcomes = enumerate_outcomes(f, q, estimator, df)
+    g0, h = estimator.parts(outcomes.q, outcomes.evaluation).vectors()
+    parts = [g0, *(h[name] for name in estimator.needs.coefficients)]
+    matrix = np.array([[np.sum(outcomes.expectation(a * b)) for b in parts] for a in parts])
+    best = moments.least_variance(matrix)
+    slope = matrix[1:, 0] + matrix[1:, 1:] @ best
+    assert np.max(np.abs(slope)) < 1e-6 * np.max(np.abs(matrix[1:, 0]))
+
+
+@pytest.mark.parametrize("library", ["jax", "torch"])
+def test_the_array_libraries_agree(library):
+    f, df = network(5)
+    q, estimator = dcv.Bernoulli(logits=np.zeros((4, 5), np.float32)), dcv.QuadraticDoubleCV(samples=2)
+    learned = run(estimator, q, f, df, 30)[-1]
+    evaluation = draw(estimator, q, f, df, np.random.default_rng(5))
+    weight = np.full(4, 0.25, np.float32)
+    wanted = estimator.advance(learned.averages, estimator.apply(q, evaluation, learned, weight).statistics)
+    convert = pytest.importorskip("jax.numpy").asarray if library == "jax" else pytest.importorskip("torch").from_numpy
+    other = Learned(*({name: convert(np.asarray(value)) for name, value in tree.items()} for tree in learned))
+    there = Evaluation(convert(evaluation.x), convert(evaluation.f), convert(evaluation.df))
+    applied = estimator.apply(dcv.Bernoulli(logits=convert(q.logits)), there, other, convert(weight))
+    for name, value in estimator.advance(other.averages, applied.statistics).items():
+        np.testing.assert_allclose(np.asarray(value), wanted[name], rtol=2e-3, atol=1e-5)

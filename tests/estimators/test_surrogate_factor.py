@@ -1,0 +1,59 @@
+"""The learned surrogate: unbiased with any factor, in units of the spread of f, and unused where it does not fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import doublecv as dcv
+from doublecv.exact import exact_gradient, exact_moments
+from doublecv.jax import Expectation
+
+SLOPE = np.array([1.0, -2.0, 0.5])
+
+
+def quadratic(x):
+    return x @ SLOPE + 1.5 * x[..., 0] * x[..., 1]
+
+
+def quadratic_df(x):
+    extra = np.stack([x[..., 1], x[..., 0], np.zeros_like(x[..., 0])], axis=-1)
+    return SLOPE + 1.5 * extra
+
+
+@pytest.mark.parametrize("base", [dcv.RLOO(samples=2), dcv.QuadraticDoubleCV(samples=2)], ids=str)
+def test_the_estimate_is_unbiased_whatever_the_state(base):
+    q, estimator = dcv.Bernoulli(logits=np.array([[0.2, -0.4, 1.0]])), dcv.LearnedSurrogate(base)
+    rng, start = np.random.default_rng(0), estimator.init(q)
+    learned = type(start)(*({name: rng.normal(size=np.shape(value)) for name, value in tree.items()} for tree in start))
+    learned.averages["surrogate_coefficients"] = np.array([0.7])
+    moments = exact_moments(quadratic, q, estimator, learned, df=quadratic_df)
+    np.testing.assert_allclose(moments.mean, exact_gradient(quadratic, q), atol=1e-10)
+    without = exact_moments(quadratic, q, estimator, start, df=quadratic_df)
+    assert np.any(np.abs(moments.variance - without.variance) > 1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_surrogate_learns_an_f_of_any_scale_and_lowers_the_variance(scale):
+    q = dcv.Bernoulli(logits=jnp.tile(jnp.array([[0.2, -0.4, 1.0]]), (8, 1)))
+    expectation = Expectation(dcv.LearnedSurrogate(dcv.RLOO(samples=2)))
+
+    def f(x):
+        return scale * (x @ jnp.asarray(SLOPE, jnp.float32) + 1.5 * x[..., 0] * x[..., 1])
+
+    @jax.jit
+    def train(key):
+        def step(state, key):
+            gradients = expectation.estimate(f, q, state.learned, key).learned_gradient
+            return expectation.update(gradients, state), state.learned.averages["surrogate_coefficients"][0]
+
+        return jax.lax.scan(step, expectation.init(q), jax.random.split(key, 3000))
+
+    state, factors = train(jax.random.key(0))
+    assert factors[0] == 0
+    assert factors[-1] > 0.8
+    exact_q = dcv.Bernoulli(logits=np.array([[0.2, -0.4, 1.0]]))
+    learned = jax.tree.map(lambda leaf: np.asarray(leaf, float), state.learned)
+    args = (lambda x: scale * quadratic(x), exact_q)
+    own = exact_moments(*args, expectation.estimator, learned, df=lambda x: scale * quadratic_df(x)).variance
+    assert np.sum(own) < 0.3 * np.sum(exact_moments(*args, dcv.RLOO(samples=2)).variance)
