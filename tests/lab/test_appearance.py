@@ -1,4 +1,4 @@
-"""Every estimator has a look of its own."""
+"""Every estimator has an appearance of its own."""
 
 from doublecv.estimators import names
 from doublecv.lab.common import style as module

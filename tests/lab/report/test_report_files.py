@@ -163,6 +163,14 @@ def test_a_long_curve_is_thinned_evenly_and_keeps_its_end():
     assert curve.points[steps[5]] == -steps[5]
 
 
+def test_tick_labels_keep_their_digits(tiny_sweep):
+    """Only the coordinates of the curves are rounded: the chart over minutes ends at 0.0023 minutes."""
+    content = render.read(tiny_sweep)
+    (group,) = next(section.groups for section in render._sections(content) if section.name == "wall-clock")
+    ticks = re.findall(r"<text[^>]*>(0\.\d+)</text>", group.charts[0].svg)
+    assert len(set(ticks)) == len(ticks) >= 4
+
+
 def test_nothing_heavy_is_imported(tiny_sweep):
     """Not even to write a report is JAX imported, and matplotlib only to draw."""
     program = (

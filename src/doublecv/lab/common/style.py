@@ -1,4 +1,4 @@
-"""How estimators are called and coloured in tables and figures, so that one looks the same everywhere."""
+"""Labels, colours and line styles of the estimators, the same in all tables and figures."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ _KNOWN = {
     "double-cv-mean-dirichlet": Appearance("Double CV, mean field, Dirichlet copula", "#b15928", "dotted"),
     "double-cv-concrete": Appearance("Double CV, concrete", "#d6604d"),
     "arms": Appearance("ARMS", "#117733", "dotted"),
+    "carms": Appearance("CARMS", "#4b7f52", "dotted"),
+    "disarm-tree": Appearance("DisARM-Tree", "#1b6e6e", "dashed"),
     "rebar": Appearance("REBAR", "#882255"),
     "relax": Appearance("RELAX", "#332288"),
     "rodeo": Appearance("RODEO", "#999933", "dashed"),
@@ -43,9 +45,9 @@ _SPARE_COLOURS = ("#ddcc77", "#661100", "#6699cc")
 
 
 def appearance(name: str) -> Appearance:
-    """What the estimator of that name looks like; one that was registered later has a colour of its own as well."""
+    """Return the appearance of an estimator; one that is not known here gets its name and a spare colour."""
     if name in _KNOWN:
         return _KNOWN[name]
     others = [other for other in estimators.names() if other not in _KNOWN]
-    place = others.index(name) if name in others else 0
-    return Appearance(name, _SPARE_COLOURS[place % len(_SPARE_COLOURS)])
+    index = others.index(name) if name in others else 0
+    return Appearance(name, _SPARE_COLOURS[index % len(_SPARE_COLOURS)])

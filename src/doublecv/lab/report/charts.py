@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from doublecv.lab.toy.results import ToyResults
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from matplotlib.axes import Axes
 
 START = 0.1
 """The share of a run after which all ELBOs are on the chart: the first are so low that the rest would look flat."""
@@ -33,6 +34,7 @@ STYLE = {
     "grid.color": "#808080",
     "grid.alpha": 0.25,
     "legend.frameon": False,
+    "lines.linewidth": 1.6,
     "svg.fonttype": "none",
     "text.color": "#59636e",
     "axes.labelcolor": "#59636e",
@@ -48,25 +50,13 @@ _numbers = count()
 
 
 class Line(NamedTuple):
-    """One line of a chart, with a band where there are several seeds.
-
-    Attributes:
-        label: its name in the legend.
-        colour: its colour.
-        style: "solid", "dashed" or "dotted".
-        x: the steps, iterations or minutes.
-        y: the centre over the seeds.
-        low: the least of the seeds.
-        high: the largest of the seeds.
-    """
+    """One line of a chart: its label, colour and style, the steps or minutes, and the values of each seed."""
 
     label: str
     colour: str
     style: str
     x: Float[np.ndarray, "records"]
-    y: Float[np.ndarray, "records"]
-    low: Float[np.ndarray, "records"] | None = None
-    high: Float[np.ndarray, "records"] | None = None
+    values: Float[np.ndarray, "seeds records"]
 
 
 class Chart(NamedTuple):
@@ -81,7 +71,7 @@ class Chart(NamedTuple):
 def training_chart(
     cells: Sequence[Cell], metric: str, title: str, step_milliseconds: dict[str, float] | None = None
 ) -> Chart | None:
-    """Draw a metric of the estimators of one column; None if no run has it.
+    """Draw a metric of the estimators of one column; return None if no run has it.
 
     Args:
         cells: the cells, all with the same number of steps. Unfinished runs are drawn as far as they got.
@@ -91,12 +81,10 @@ def training_chart(
     """
     lines = []
     for cell in cells:
-        if step_milliseconds is not None and cell.key.estimator not in step_milliseconds:
-            continue
-        groups = [cell.complete, *((run,) for run in cell.unfinished)]
-        for runs in groups:
-            if (line := _training_line(cell, runs, metric)) is not None:
-                scale = 1.0 if step_milliseconds is None else step_milliseconds[cell.key.estimator] / MINUTE
+        scale = 1.0 if step_milliseconds is None else step_milliseconds.get(cell.key.estimator, 0.0) / MINUTE
+        for runs in (cell.complete, *((run,) for run in cell.unfinished)):
+            line = _line(cell.key.estimator, runs, metric)
+            if line is not None and scale > 0:
                 lines.append(line._replace(x=line.x * scale))
     if not lines:
         return None
@@ -105,104 +93,79 @@ def training_chart(
         reading += " Long curves are drawn from an evenly spread part of their records."
     if any(cell.unfinished for cell in cells):
         reading += " Dotted: a run that is not finished."
-    log = metric == "encoder_variance"
-    if not log:
+    if metric == "elbo":
         reading += " The axis begins below all values after a tenth of the run."
-    label = "variance of the encoder's gradient" if log else "training ELBO"
-    return _chart(lines, title, "step" if step_milliseconds is None else "minutes", label, reading, log)
+
+    def draw(axes: Axes) -> None:
+        from doublecv.lab.toy.figures import set_log_scale
+
+        for line in lines:
+            if len(line.values) > 1:
+                low, high = line.values.min(axis=0), line.values.max(axis=0)
+                axes.fill_between(line.x, low, high, color=line.colour, alpha=0.16, linewidth=0)
+            axes.plot(line.x, line.values.mean(axis=0), color=line.colour, linestyle=line.style, label=line.label)
+        if metric == "elbo":
+            axes.set_ylim(bottom=_bottom(lines))
+            axes.ticklabel_format(axis="y", useOffset=False)
+        else:
+            set_log_scale(axes, [line.values for line in lines])
+        axes.set_xlabel("step" if step_milliseconds is None else "minutes")
+        axes.set_ylabel("training ELBO" if metric == "elbo" else "variance of the encoder's gradient")
+
+    return _chart(draw, title, reading)
 
 
 def toy_charts(results: ToyResults) -> list[Chart]:
     """Draw the paper's figures of the toy problem, and alpha where an estimator has one."""
-    panels = (
-        ("best_variance", "gradient variance"),
-        ("objective", "objective E f(x)"),
-        ("mean_probability", "mean of the probabilities"),
-        ("alpha", "alpha"),
-    )
-    charts = []
-    for name, label in panels:
-        lines = [
-            _line(estimator, results.iterations, getattr(curves, name), np.median)
-            for estimator, curves in results.curves.items()
-            if np.isfinite(getattr(curves, name)).any()
-        ]
-        if name == "alpha":
-            best = {estimator: results.curves[estimator].optimal_alpha for estimator in results.curves}
-            lines += [
-                _line(estimator, results.iterations, best[estimator], np.median)._replace(
-                    label=f"{appearance(estimator).label}, optimal", style="dotted", low=None, high=None
-                )
-                for estimator, curves in results.curves.items()
-                if np.isfinite(curves.alpha).any()
-            ]
-        reading = "Median over the seeds; band: from the least to the largest."
-        if lines:
-            charts.append(_chart(lines, label, "iteration", label, reading, log=name == "best_variance"))
-    return charts
+    from doublecv.lab.toy.figures import PANELS, draw_panel
+
+    reading = "Median over the seeds; band: from the least to the largest."
+    return [
+        _chart(lambda axes, panel=panel: draw_panel(axes, results, panel), panel.name.replace("-", " "), reading)  # type: ignore[misc]
+        for panel in PANELS
+        if any(np.isfinite(panel.curve(curves)).any() for curves in results.curves.values())
+    ]
 
 
-def _training_line(cell: Cell, runs: Sequence[TrainRun], metric: str) -> Line | None:
-    """Return the mean over runs at the steps that all of them have; None if there are none."""
+def _line(estimator: str, runs: Sequence[TrainRun], metric: str) -> Line | None:
+    """Return the values of runs at the steps that all of them have; None if there are none."""
     curves = [run.records.curves[metric].points for run in runs]
     steps = sorted(set.intersection(*map(set, curves))) if curves else []
     if not steps:
         return None
-    line = _line(cell.key.estimator, np.array(steps), np.array([[curve[step] for step in steps] for curve in curves]))
+    look, values = appearance(estimator), np.array([[curve[step] for step in steps] for curve in curves])
     if runs[0].state == "complete":
-        return line
-    return line._replace(label=f"{line.label}, seed {runs[0].settings.seed}, to step {steps[-1]:,}", style="dotted")
+        return Line(look.label, look.colour, look.line, np.array(steps, float), values)
+    label = f"{look.label}, seed {runs[0].settings.seed}, to step {steps[-1]:,}"
+    return Line(label, look.colour, "dotted", np.array(steps, float), values)
 
 
-def _line(estimator: str, x: Any, values: Float[np.ndarray, "seeds records"], centre: Any = np.mean) -> Line:
-    look = appearance(estimator)
-    band = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else (None, None)
-    return Line(look.label, look.colour, look.line, np.asarray(x, float), centre(values, axis=0), *band)
-
-
-def _chart(lines: Sequence[Line], title: str, x_label: str, y_label: str, reading: str, log: bool) -> Chart:
+def _chart(draw: Callable[[Axes], None], title: str, reading: str) -> Chart:
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
-        columns = 2 if max(len(line.label) for line in lines) > 16 else 4
-        below = 0.5 + 0.17 * -(-len(lines) // columns)
-        figure = Figure(figsize=(WIDTH, HEIGHT + below))
-        # Fixed margins: a layout engine takes longer than the drawing.
-        share = below / (HEIGHT + below)
-        axes = figure.add_axes((0.14, share, 0.84, 0.98 - share))
-        for line in lines:
-            if line.low is not None and line.high is not None:
-                axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.16, linewidth=0)
-            axes.plot(line.x, line.y, color=line.colour, linestyle=line.style, label=line.label, linewidth=1.6)
-        bottom = _log_bottom(lines) if log else _bottom(lines) if y_label == "training ELBO" else None
-        if bottom is not None:
-            axes.set_yscale("log" if log else "linear")
-            axes.set_ylim(bottom=bottom)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        figure = Figure(figsize=(WIDTH, HEIGHT))
+        axes = figure.add_axes((0.14, 0.2, 0.84, 0.78))
+        draw(axes)
         axes.ticklabel_format(axis="x", style="plain")
-        if not log:
-            axes.ticklabel_format(axis="y", useOffset=False)
+        labels = [str(label) for label in axes.get_legend_handles_labels()[1]]
+        columns = 2 if max(map(len, labels)) > 16 else 4
+        # Fixed margins: a layout engine takes longer than the drawing.
+        below = 0.5 + 0.17 * -(-len(labels) // columns)
+        figure.set_size_inches(WIDTH, HEIGHT + below)
+        axes.set_position((0.14, below / (HEIGHT + below), 0.84, 0.98 - below / (HEIGHT + below)))
         figure.legend(loc="lower center", ncols=columns, fontsize=8, borderpad=0)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    names = ", ".join(line.label for line in lines)
-    return Chart(title, f"{title}: {y_label} over {x_label} for {names}", reading, _embedded(file.getvalue()))
+    shown = f"{axes.get_ylabel()} over {axes.get_xlabel()} for {', '.join(labels)}"
+    return Chart(title, f"{title}: {shown}", reading, _embedded(file.getvalue()))
 
 
-def _log_bottom(lines: Iterable[Line]) -> float | None:
-    """Return the lower limit of a logarithmic axis, which ignores values that are zero up to rounding."""
-    values = np.concatenate([line.y for line in lines])
-    values = values[np.isfinite(values) & (values > 0)]
-    return float(np.quantile(values, 0.01) / 3) if len(values) else None
-
-
-def _bottom(lines: Iterable[Line]) -> float | None:
+def _bottom(lines: Iterable[Line]) -> float:
     """Return a limit below all values after the start of the runs."""
-    late = np.concatenate([line.y[line.x >= START * line.x[-1]] for line in lines])
-    late = late[np.isfinite(late)]
-    return float(late.min() - 0.04 * (np.ptp(late) or 1.0)) if len(late) else None
+    late = np.concatenate([line.values.mean(axis=0)[line.x >= START * line.x[-1]] for line in lines])
+    return float(late.min() - 0.04 * (np.ptp(late) or 1.0))
 
 
 def _embedded(svg: str) -> str:
@@ -212,5 +175,5 @@ def _embedded(svg: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' (?:xmlns(?::xlink)?|width|height|version)="[^"]*"', "", svg, count=0 if "<image" in svg else 5)
     svg = re.sub(r'(\bid="|href="#|url\(#)', lambda found: found[1] + prefix, svg)
-    svg = re.sub(r"(\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
     return re.sub(r"(stroke|fill): (#[0-9a-f]{6})", r"\1: color-mix(in oklab, \2, white var(--lighter))", svg)

@@ -52,6 +52,7 @@ VARIANCE = Panel("variance", "gradient variance", lambda curves: curves.best_var
 OBJECTIVE = Panel("objective", r"objective $\mathrm{E}_q\, f(x)$", lambda curves: curves.objective)
 PROBABILITY = Panel("mean-probability", r"mean of $\sigma(\eta_i)$", lambda curves: curves.mean_probability)
 ALPHA = Panel("alpha", r"$\alpha$", lambda curves: curves.alpha)
+PANELS = (VARIANCE, OBJECTIVE, PROBABILITY, ALPHA)
 
 
 def write_figures(results: ToyResults, folder: Path) -> list[Path]:
@@ -75,7 +76,7 @@ def _overview(results: ToyResults) -> Figure:
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     panels = (VARIANCE, OBJECTIVE, PROBABILITY)
     for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        _draw(axes, results, panel)
+        draw_panel(axes, results, panel)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
     figure.suptitle(_title(results))
@@ -85,14 +86,15 @@ def _overview(results: ToyResults) -> Figure:
 def _single(results: ToyResults, panel: Panel) -> Figure:
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     axes = figure.subplots()
-    _draw(axes, results, panel)
+    draw_panel(axes, results, panel)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3 if max(map(len, labels)) < 16 else 2)
     axes.set_title(_title(results))
     return figure
 
 
-def _draw(axes: Axes, results: ToyResults, panel: Panel) -> None:
+def draw_panel(axes: Axes, results: ToyResults, panel: Panel) -> None:
+    """Draw the curves of one panel."""
     shown = {name: panel.curve(curves) for name, curves in results.curves.items()}
     shown = {name: values for name, values in shown.items() if np.isfinite(values).any()}
     for name, values in shown.items():
@@ -108,9 +110,8 @@ def _draw(axes: Axes, results: ToyResults, panel: Panel) -> None:
         )
     if panel is ALPHA:
         _add_optimal_alpha(axes, results, shown)
-    if panel.log and any((values > 0).any() for values in shown.values()):
-        axes.set_yscale("log")
-        axes.set_ylim(bottom=_floor(shown.values()))
+    if panel.log:
+        set_log_scale(axes, shown.values())
     axes.set_xlim(0, results.iterations[-1])
     axes.set_xlabel("iteration")
     axes.set_ylabel(panel.label)
@@ -123,10 +124,13 @@ def _add_optimal_alpha(axes: Axes, results: ToyResults, shown: Iterable[str]) ->
     axes.plot([], [], color="#666666", linestyle="dotted", linewidth=1.2, label=r"optimal $\alpha$")
 
 
-def _floor(curves: Iterable[Float[np.ndarray, "seeds records"]]) -> float:
-    """Return the lower limit of a log axis, ignoring values that are zero up to rounding."""
-    values = np.concatenate([curve.ravel() for curve in curves])
-    return float(np.quantile(values[values > 0], 0.01) / 3)
+def set_log_scale(axes: Axes, curves: Iterable[Float[np.ndarray, "..."]]) -> None:
+    """Make the y axis logarithmic, with a lower limit that ignores values that are zero up to rounding."""
+    values = np.concatenate([np.zeros(0), *(curve.ravel() for curve in curves)])
+    positive = values[np.isfinite(values) & (values > 0)]
+    if len(positive):
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=float(np.quantile(positive, 0.01) / 3))
 
 
 def _title(results: ToyResults) -> str:
