@@ -1,1 +1,1 @@
-"""Benchmarks of the estimators."""
+"""Time the estimators."""

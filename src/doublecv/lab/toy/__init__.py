@@ -1,1 +1,1 @@
-"""The paper's toy experiment."""
+"""Run the toy experiment of the paper."""

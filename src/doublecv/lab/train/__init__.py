@@ -1,1 +1,1 @@
-"""Training runs of the autoencoder."""
+"""Train variational autoencoders."""

@@ -24,7 +24,7 @@ PARITY = 0x1BD11BDA
 def threefry(
     key: UInt32[Array, "2"], first: UInt32[Array, "*shape"], second: UInt32[Array, "*shape"]
 ) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
-    """Threefry-2x32 with 20 rounds: two words from a key and two words of counter (Salmon et al., 2011)."""
+    """Return two words from a key and two words of counter: Threefry-2x32 with 20 rounds (Salmon et al., 2011)."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
     first, second = first + schedule[0], second + schedule[1]
     for group in range(5):
@@ -37,7 +37,7 @@ def threefry(
 
 
 def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
-    """Unsigned integers of 8, 16 or 32 bits; the words of a block are cut from the low bits up."""
+    """Return unsigned integers of 8, 16 or 32 bits; the words of a block are split from the low bits up."""
     size = prod(shape)
     numbers_a_word = 32 // bit_width
     blocks = -(-size // (2 * numbers_a_word))
@@ -57,4 +57,4 @@ GENERATOR = define_prng_impl(
     name="doublecv_threefry2x32",
     tag="dcv",
 )
-"""Give it to `jax.random.key` or `jax.random.wrap_key_data` as `impl`."""
+"""The generator, to be used as `impl` of `jax.random.key` or `jax.random.wrap_key_data`."""

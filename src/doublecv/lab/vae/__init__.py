@@ -1,1 +1,1 @@
-"""The paper's variational autoencoder with discrete latents."""
+"""Define the variational autoencoder of the paper, with discrete latents."""

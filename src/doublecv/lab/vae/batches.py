@@ -1,4 +1,4 @@
-"""Minibatches inside the compiled program: a fresh order for each epoch, images gathered from bytes, binarised anew."""
+"""Make minibatches inside the compiled program: a new order per epoch, and observations from bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def order_of_epoch(key: PRNGKeyArray, epoch: Int[Array, ""] | int, images: int) -> Int[Array, "images"]:
-    """The order of the images in an epoch, a function of the key and the epoch alone."""
+    """Return the order of the images in an epoch, a function of the key and the epoch only."""
     return jax.random.permutation(jax.random.fold_in(key, epoch), images)
 
 
 def observe(key: PRNGKeyArray, pixels: UInt8[Array, "*batch pixels"], likelihood: str) -> Float[Array, "*batch pixels"]:
-    """y from bytes: for Bernoulli drawn anew, 1 with probability byte / 255, for Gaussian the byte moved to [-1, 1].
+    """Return y from bytes: for Bernoulli, 1 with probability byte / 255; for Gaussian, the byte scaled to [-1, 1].
 
-    16 random bits a pixel give its probability to 1 / 65536; bytes 0 and 255 are certain.
+    16 random bits per pixel represent the probability to 1 / 65536; the bytes 0 and 255 are certain.
     """
     if likelihood == "gaussian":
         return pixels.astype(jnp.float32) * (2 / 255) - 1

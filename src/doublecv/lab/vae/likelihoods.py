@@ -1,4 +1,4 @@
-"""log p(y | x) from the decoder's output, summed over the pixels: Bernoulli with logits, Gaussian with means."""
+"""Compute log p(y | x) from the output of the decoder: Bernoulli with logits, Gaussian with means."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
 MOST_FACTORS = 64
-"""How many factors between 1 and 2 are multiplied before a logarithm is taken; 2^64 is far from overflow."""
+"""The number of factors between 1 and 2 that are multiplied before a logarithm is taken; 2^64 does not overflow."""
 
 
 @jax.custom_vjp
 def bernoulli_log_likelihood(
     logits: Float[Array, "K *batch pixels"], y: Float[Array, "*batch pixels"]
 ) -> Float[Array, "K *batch"]:
-    """sum_i y_i l_i - log(1 + exp(l_i)), with log(1 + exp(l)) = max(l, 0) + log(1 + exp(-|l|)).
+    r"""Return :math:`\sum_i y_i l_i - \log(1 + e^{l_i})`.
 
-    The sum of the last logarithms is the logarithm of a product, so an image takes few of them. The derivative in l,
-    y - sigmoid(l), is made of the same exponentials, which the compiler then computes once for both.
+    With :math:`\log(1 + e^l) = \max(l, 0) + \log(1 + e^{-|l|})`, the sum of the last logarithms is the logarithm of a
+    product, so that an image needs few logarithms. The derivative in l, :math:`y - \mathrm{sigmoid}(l)`, uses the same
+    exponentials, which XLA then computes only once.
     """
     linear, factors = y * logits - jnp.maximum(logits, 0), 1 + _decay(logits)
     folds = 1
@@ -33,7 +34,7 @@ def bernoulli_log_likelihood(
 
 
 def _bernoulli_forward(logits: Any, y: Any) -> tuple[Any, tuple[Any, Any]]:
-    # The function itself, and not its body: differentiated twice, as at relaxed points, it keeps its rule.
+    # Calling the function, not its body, keeps the rule when it is differentiated twice, as at relaxed points.
     return bernoulli_log_likelihood(logits, y), (logits, y)
 
 
@@ -41,7 +42,7 @@ def _bernoulli_backward(saved: tuple[Any, Any], cotangent: Any) -> tuple[Any, No
     logits, y = saved
     decay = _decay(logits)
     numerator = jnp.where(logits >= 0, (y - 1) + y * decay, y + (y - 1) * decay)
-    # The division comes last because the compiler computes one only once, however many use its result.
+    # The division comes last because XLA does not repeat a division for every use of its result.
     return cotangent[..., None] * numerator / (1 + decay), None
 
 
@@ -49,12 +50,12 @@ bernoulli_log_likelihood.defvjp(_bernoulli_forward, _bernoulli_backward)
 
 
 def _decay(logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """exp(-|l|), with the derivative that it has on the right of 0 also at 0."""
+    """Return exp(-|l|); at 0 its derivative is the one from the right."""
     return jnp.exp(jnp.where(logits >= 0, -logits, logits))
 
 
 def _fold(combine: Callable[[Any, Any], Any], values: Float[Array, "*shape pixels"]) -> Any:
-    """The first half of the pixels combined with the second, which vector units do well."""
+    """Combine the first half of the pixels with the second half, which vector units do well."""
     half = values.shape[-1] // 2
     return combine(values[..., :half], values[..., half:])
 
@@ -62,6 +63,6 @@ def _fold(combine: Callable[[Any, Any], Any], values: Float[Array, "*shape pixel
 def gaussian_log_likelihood(
     mean: Float[Array, "K *batch pixels"], variance: Float[Array, "pixels"], y: Float[Array, "*batch pixels"]
 ) -> Float[Array, "K *batch"]:
-    """-1/2 sum_i (y_i - m_i)^2 / v_i + log(2 pi v_i), with one variance a pixel."""
+    r"""Return :math:`-\frac12 \sum_i (y_i - m_i)^2 / v_i + \log(2 \pi v_i)`, with one variance per pixel."""
     squares = jnp.sum((y - mean) ** 2 * (1 / variance), axis=-1)
     return -(squares + jnp.sum(jnp.log(variance)) + variance.shape[0] * log(2 * pi)) / 2

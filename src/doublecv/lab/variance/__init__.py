@@ -1,1 +1,1 @@
-"""Variance of the estimators at the parameters of a trained model."""
+"""Measure the variance of estimators at trained models."""
