@@ -9,6 +9,7 @@ import pytest
 from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv import Bernoulli, estimators
+from doublecv.lab.common.errors import InputError
 from doublecv.lab.train.step import loss, make_model, make_step, start_estimator
 from doublecv.lab.vae.batches import observe
 
@@ -70,3 +71,23 @@ def test_the_decoder_can_train_on_independent_samples(name):
         assert not np.allclose(a, b)
         error = np.sqrt((np.var(a, axis=0) + np.var(b, axis=0)) / len(keys))
         assert np.all(np.abs(np.mean(a, axis=0) - np.mean(b, axis=0)) < 6 * error + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["rloo", "quadratic-double-cv"])
+def test_two_layers_train(name):
+    settings = tiny_settings(estimator=name, network="two-layer")
+    program = make_step(settings, tiny_dataset())
+    state = program.start()
+    start = jax.tree.map(np.array, state.model)
+    state, report = program.chunk(state, 0, 3)
+    assert int(report.first_bad_step) == -1
+    assert np.isfinite([report.elbo, report.encoder_variance, report.logits_variance]).all()
+    assert not any(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start, state.model)), strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"estimator": "disarm"}, {"kl": "analytic"}, {"latent": "categorical"}, {"compare_variance": ("rloo",)}]
+)
+def test_what_two_layers_do_not_have(changes):
+    with pytest.raises(InputError, match="--network two-layer"):
+        tiny_settings(network="two-layer", **changes).check()

@@ -10,7 +10,7 @@ from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.exact import exact_gradient
 from doublecv.lab.train.step import make_model
-from doublecv.lab.vae.objective import bounds, elbo, log_prior
+from doublecv.lab.vae.objective import bounds, elbo
 
 FAMILIES = [{}, {"latent": "categorical", "categories": 3}]
 
@@ -55,7 +55,7 @@ def test_bounds_over_a_set_are_those_of_the_exact_sums(family, kl):
     y = jnp.asarray(images, jnp.float32) * (2 / 255) - 1
     q = model.posterior(model.encoder(y))
     x = all_latents(q)
-    log_joint = model.log_likelihood(y, x) + log_prior(q)
+    log_joint = model.log_likelihood(y, x) + model.log_prior
     exact_elbo = float(jnp.mean(jnp.sum(jnp.exp(q.log_prob(x)) * (log_joint - q.log_prob(x)), axis=0)))
     exact_evidence = float(jnp.mean(jax.nn.logsumexp(log_joint, axis=0)))
     many = bounds(model, images, kl, jax.random.key(1), 4000)
@@ -91,3 +91,20 @@ def test_the_models_are_those_of_the_paper():
     assert (linear.raw_variance == -0.5).all()
     one_hot = make_model(tiny_settings(latents=4, latent="categorical", categories=5), 784, jax.random.key(0))
     assert one_hot.posterior(one_hot.encoder(jnp.zeros((2, 784)))).logits.shape == (2, 4, 5)
+
+
+def test_two_layers_have_the_elbo_of_the_exact_sum(x64):
+    settings = tiny_settings(network="two-layer", latents=2, likelihood="gaussian")
+    model = spread(make_model(settings, 6, jax.random.key(0)))
+    images = tiny_dataset().train[:23]
+    y = jnp.asarray(images, jnp.float32) * (2 / 255) - 1
+    q = model.posterior(model.encoder(y))
+    bits = jnp.array(list(itertools.product([0.0, 1.0], repeat=4)))
+    points = jnp.broadcast_to(bits[:, None], (16, 23, 4))
+    x = points[..., :2], points[..., 2:]
+    log_q = q.log_prob(x)
+    np.testing.assert_allclose(jnp.exp(log_q).sum(0), 1, rtol=1e-6)
+    np.testing.assert_allclose(model.log_prior, -2 * np.log(2))
+    log_joint = model.log_likelihood(y, x) + model.log_prior
+    exact = float(jnp.mean(jnp.sum(jnp.exp(log_q) * (log_joint - log_q), axis=0)))
+    assert bounds(model, images, "sampled", jax.random.key(1), 4000).elbo == pytest.approx(exact, abs=0.02)

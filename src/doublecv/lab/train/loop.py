@@ -78,7 +78,7 @@ def check_memory(settings: TrainSettings, dataset: Dataset) -> None:
     latents = settings.latents * (settings.categories if settings.latent == "categorical" else 1)
     hidden = 400 if settings.network == "nonlinear" else 0
     width = pixels + hidden + latents
-    weights = 2 * (width * 200 if hidden else pixels * latents)
+    weights = 2 * (width * 200 if hidden else (pixels + latents) * latents)
     # Parameters, gradient, three averages; a decoder's activations with their cotangents.
     points = settings.batch * (1 + make(settings.estimator, settings.samples).evaluations)
     replicates = settings.seeds if settings.parallel_seeds else 1

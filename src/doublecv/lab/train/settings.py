@@ -57,8 +57,8 @@ class TrainSettings:
     """The images. "omniglot" is Omniglot 28x28."""
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
     """Bernoulli on images that are binarised afresh at every visit, or Gaussian on values in [-1, 1]."""
-    network: Literal["nonlinear", "linear"] = "nonlinear"
-    """Two hidden layers of 200 LeakyReLU units on both sides, or one dense layer on each side."""
+    network: Literal["nonlinear", "linear", "two-layer"] = "nonlinear"
+    """Two hidden layers of 200 LeakyReLU units on both sides, or one dense layer; or two stochastic dense layers."""
     latent: Literal["bernoulli", "categorical"] = "bernoulli"
     """The family of the latent variables."""
     latents: Annotated[int, COUNT] = 200
@@ -185,6 +185,11 @@ class TrainSettings:
         check_options(self)
         if self.seed + self.seeds - 1 > LARGEST:
             raise InputError(f"--seed plus --seeds must be at most {LARGEST + 1}, got {self.seed} and {self.seeds}")
+        single_layer_only = self.latent == "categorical" or self.kl == "analytic" or self.compare_variance
+        if self.network == "two-layer" and single_layer_only:
+            raise InputError(
+                "--network two-layer needs --latent bernoulli and --kl sampled, and has no --compare-variance"
+            )
         self._check_processes()
         self._check_estimator("--estimator", self.estimator)
         for name in self.compare_variance:
@@ -216,6 +221,11 @@ class TrainSettings:
         family = Categorical if self.latent == "categorical" else Bernoulli
         if family not in estimator.needs.families:
             raise InputError(f"{flag} {name} needs binary latents; for --latent categorical use rloo or double-cv")
+        if self.network == "two-layer" and not estimator.needs.path:
+            raise InputError(
+                f"{flag} {name} needs independent latents; for --network two-layer use rloo, double-cv or "
+                "quadratic-double-cv"
+            )
 
 
 def write(folder: Path, settings: TrainSettings) -> None:

@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from doublecv.distributions import Distribution
 from doublecv.estimators import Learned, make
 from doublecv.jax import Expectation
 from doublecv.jax import State as EstimatorState
@@ -34,7 +33,7 @@ from doublecv.lab.train.optimizers import AdamState, adam
 from doublecv.lab.train.random_bits import GENERATOR
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.vae.batches import observe, order_of_epoch
-from doublecv.lab.vae.model import HIDDEN, VAE
+from doublecv.lab.vae.model import HIDDEN, VAE, Posterior
 from doublecv.lab.vae.objective import elbo
 
 if TYPE_CHECKING:
@@ -153,6 +152,7 @@ def make_model(settings: TrainSettings, pixels: int, key: PRNGKeyArray) -> VAE:
         categories=settings.categories if settings.latent == "categorical" else None,
         hidden=HIDDEN if settings.network == "nonlinear" else (),
         likelihood=settings.likelihood,
+        two_layers=settings.network == "two-layer",
     )
 
 
@@ -267,7 +267,7 @@ def _with_independent_decoder(
     expectation: Expectation,
     model: VAE,
     y: Float[Array, "batch pixels"],
-    q: Distribution,
+    q: Posterior,
     learned: Learned,
     key: PRNGKeyArray,
     context: Any,
@@ -283,7 +283,7 @@ def _with_independent_decoder(
     f, outside = elbo(constant, y, q, settings.kl)
     value = expectation(f, q, learned, key, context=context, pullback=pullback) + outside
     held = q.detach()
-    x = held.sample(jax.random.uniform(jax.random.fold_in(key, DECODER), (settings.samples, *held.noise_shape)))
+    x = model.draw(held, jax.random.fold_in(key, DECODER), settings.samples)
     of_decoder = jnp.mean(elbo(model, y, held, settings.kl).f(x), axis=0)
     with_decoder: Array = value + of_decoder - jax.lax.stop_gradient(of_decoder)
     return with_decoder

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from math import log
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from doublecv.distributions import Bernoulli, Categorical, Distribution
+from doublecv.jax.drawing import uniform
 from doublecv.lab.common.devices import is_sharded
 from doublecv.lab.vae.likelihoods import bernoulli_log_likelihood, gaussian_log_likelihood
+from doublecv.sequential import Layers
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray
@@ -79,11 +82,35 @@ class Network(eqx.Module):
         return x
 
 
+Posterior: TypeAlias = Distribution | Layers
+"""q(x | y): one layer of independent latents, or two layers."""
+
+
+class Upper(eqx.Module):
+    """Hold the second stochastic layer: q(x2 | x1) and p(x1 | x2), each with one dense layer.
+
+    Attributes:
+        encoder: the layer from x1 to the logits of x2.
+        decoder: the layer from x2 to the logits of x1.
+    """
+
+    encoder: Network
+    decoder: Network
+
+    def __init__(self, latents: int, key: PRNGKeyArray) -> None:
+        encoder_key, decoder_key = jax.random.split(key)
+        self.encoder = Network((latents, latents), encoder_key)
+        self.decoder = Network((latents, latents), decoder_key)
+
+
 class VAE(eqx.Module):
     r"""Hold q(x | y), p(y | x) and the uniform prior p(x) of Titsias and Shi (2022, section 5.2).
 
     The Gaussian likelihood has one learned variance per pixel,
     :math:`v_i = \max(\mathrm{softplus}(r_i), 0.001)`, with :math:`r_i` starting at -0.5.
+
+    With two layers, x is the pair (x1, x2), q(x1, x2 | y) = q(x1 | y) q(x2 | x1), and the model is p(x2) p(x1 | x2)
+    p(y | x1), as in the multi-layer experiments of Dong, Mnih and Tucker (2020).
 
     Args:
         pixels: the number of pixels.
@@ -92,16 +119,19 @@ class VAE(eqx.Module):
         categories: the number of categories of a latent variable; None for binary ones.
         hidden: the widths of the hidden layers of the encoder and of the decoder; () for the linear network.
         likelihood: "bernoulli" or "gaussian".
+        two_layers: whether there is a second layer of as many binary latents.
 
     Attributes:
-        encoder: the network from y to the logits of q.
-        decoder: the network from x to the logits of the pixels, or to their means.
+        encoder: the network from y to the logits of q, or of its first layer.
+        decoder: the network from x, or from its first layer, to the logits of the pixels, or to their means.
+        upper: the second layer, or None.
         raw_variance: r, for the Gaussian likelihood; otherwise None.
         categories: the number of categories of a latent variable; None for binary ones.
     """
 
     encoder: Network
     decoder: Network
+    upper: Upper | None
     raw_variance: Float[Array, "pixels"] | None
     categories: int | None = eqx.field(static=True)
 
@@ -114,8 +144,10 @@ class VAE(eqx.Module):
         categories: int | None = None,
         hidden: tuple[int, ...] = HIDDEN,
         likelihood: str = "bernoulli",
+        two_layers: bool = False,
     ) -> None:
         encoder_key, decoder_key = jax.random.split(key)
+        self.upper = Upper(latents, jax.random.fold_in(key, 2)) if two_layers else None
         self.categories = categories
         coordinates = latents * (categories or 1)
         self.encoder = Network((pixels, *hidden, coordinates), encoder_key)
@@ -127,21 +159,54 @@ class VAE(eqx.Module):
         """The likelihood of the pixels, "bernoulli" or "gaussian"."""
         return "bernoulli" if self.raw_variance is None else "gaussian"
 
-    def posterior(self, logits: Float[Array, "*batch logits"]) -> Distribution:
-        """Return q(x | y) from the output of the encoder at y."""
+    @property
+    def log_prior(self) -> float:
+        """The logarithm of the uniform prior of x, or of the last layer of x."""
+        latents = self.encoder.outputs // (self.categories or 1)
+        return -latents * log(self.categories or 2)
+
+    def posterior(self, logits: Float[Array, "*batch logits"]) -> Any:
+        """Return q(x | y), a `Posterior`, from the output of the encoder at y."""
+        if (upper := self.upper) is not None:
+            return Layers(Bernoulli(logits=logits), lambda x1: Bernoulli(logits=upper.encoder(x1)))
+        return self._independent(logits)
+
+    def _independent(self, logits: Float[Array, "*batch logits"]) -> Distribution:
         if self.categories is None:
             return Bernoulli(logits=logits)
         return Categorical(logits=logits.reshape(*logits.shape[:-1], -1, self.categories))
 
-    def decode(self, x: Float[Array, "*points"]) -> Float[Array, "*samples pixels"]:
+    def draw(self, q: Posterior, key: PRNGKeyArray, samples: int) -> Any:
+        """Draw independent samples of q(x | y)."""
+        if isinstance(q, Layers):
+            visit = q.visit(samples, uniform(key))
+            return visit.structure(visit.x)
+        return q.sample(jax.random.uniform(key, (samples, *q.noise_shape)))
+
+    def draw_prior(self, key: PRNGKeyArray, samples: int) -> Any:
+        """Draw independent samples of p(x)."""
+        upper_key, key = jax.random.split(key)
+        prior = self._independent(jnp.zeros((samples, self.encoder.outputs)))
+        x = prior.sample(jax.random.uniform(upper_key, prior.noise_shape))
+        if self.upper is None:
+            return x
+        lower = Bernoulli(logits=self.upper.decoder(x))
+        return lower.sample(jax.random.uniform(key, lower.noise_shape)), x
+
+    def decode(self, x: Any) -> Float[Array, "*samples pixels"]:
         """Return the logits or means of the pixels, from binary or one-hot latents."""
+        x = x if self.upper is None else x[0]
         return self.decoder(x if self.categories is None else x.reshape(*x.shape[:-2], -1))
 
-    def log_likelihood(
-        self, y: Float[Array, "*batch pixels"], x: Float[Array, "K *logits"]
-    ) -> Float[Array, "K *batch"]:
-        """Return log p(y | x)."""
+    def log_likelihood(self, y: Float[Array, "*batch pixels"], x: Any) -> Float[Array, "K *batch"]:
+        """Return log p(y | x), or log p(y, x1 | x2) with two layers."""
         if self.raw_variance is None:
-            return bernoulli_log_likelihood(self.decode(x), y)
-        variance = jnp.maximum(jax.nn.softplus(self.raw_variance), LEAST_VARIANCE)
-        return gaussian_log_likelihood(self.decode(x), variance, y)
+            found = bernoulli_log_likelihood(self.decode(x), y)
+        else:
+            variance = jnp.maximum(jax.nn.softplus(self.raw_variance), LEAST_VARIANCE)
+            found = gaussian_log_likelihood(self.decode(x), variance, y)
+        if self.upper is None:
+            return found
+        lower, upper = x
+        of_both: Array = found + Bernoulli(logits=self.upper.decoder(upper)).log_prob(lower)
+        return of_both

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import log, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ import numpy as np
 from doublecv.distributions import Distribution
 from doublecv.jax.rule import Function
 from doublecv.lab.vae.batches import observe
-from doublecv.lab.vae.model import VAE
+from doublecv.lab.vae.model import VAE, Posterior
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray, UInt8
@@ -38,26 +37,21 @@ class Objective(NamedTuple):
     outside: Float[Array, "*batch"] | float
 
 
-def elbo(model: VAE, y: Float[Array, "*batch pixels"], q: Distribution, kl: str) -> Objective:
+def elbo(model: VAE, y: Float[Array, "*batch pixels"], q: Posterior, kl: str) -> Objective:
     r"""Return the ELBO of y with q(x | y).
 
     With kl="sampled", as in the paper, :math:`f(x) = \log p(y | x) + \log p(x) - \log q(x | y)` with q held constant
     inside f. With kl="analytic", :math:`f(x) = \log p(y | x)` and :math:`-KL(q \| p)` is outside.
     """
-    if kl == "analytic":
-        return Objective(lambda x: model.log_likelihood(y, x), q.entropy() + log_prior(q))
+    if kl == "analytic" and isinstance(q, Distribution):
+        return Objective(lambda x: model.log_likelihood(y, x), q.entropy() + model.log_prior)
     return Objective(lambda x: log_weight(model, y, q.detach(), x), 0.0)
 
 
-def log_weight(model: VAE, y: Any, q: Distribution, x: Float[Array, "K *logits"]) -> Float[Array, "K *batch"]:
+def log_weight(model: VAE, y: Any, q: Posterior, x: Any) -> Float[Array, "K *batch"]:
     r"""Return :math:`\log p(y | x) + \log p(x) - \log q(x | y)`."""
-    weight: Array = model.log_likelihood(y, x) - q.log_prob(x) + log_prior(q)
+    weight: Array = model.log_likelihood(y, x) - q.log_prob(x) + model.log_prior
     return weight
-
-
-def log_prior(q: Distribution) -> float:
-    """Return log p(x) of the uniform prior over the values of q's variables."""
-    return -prod(q.event_shape[:1]) * log(q.variable_values().shape[0])
 
 
 class Bounds(NamedTuple):
@@ -106,11 +100,11 @@ def _block(
         observe_key, draw_key = jax.random.split(key)
         y = observe(observe_key, pixels, model.likelihood)
         q = model.posterior(model.encoder(y))
-        x = q.sample(jax.random.uniform(draw_key, (samples, *q.noise_shape)))
+        x = model.draw(q, draw_key, samples)
         log_likelihood = model.log_likelihood(y, x)
-        log_weights = log_likelihood - q.log_prob(x) + log_prior(q)
+        log_weights = log_likelihood - q.log_prob(x) + model.log_prior
         if kl == "analytic":
-            elbo = jnp.mean(log_likelihood, axis=0) + q.entropy() + log_prior(q)
+            elbo = jnp.mean(log_likelihood, axis=0) + q.entropy() + model.log_prior
         else:
             elbo = jnp.mean(log_weights, axis=0)
         return jnp.stack([elbo, jax.nn.logsumexp(log_weights, axis=0) - jnp.log(samples)])

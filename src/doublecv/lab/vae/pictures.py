@@ -29,15 +29,14 @@ def write_pictures(path: Path, model: VAE, dataset: Dataset, key: PRNGKeyArray) 
     observe_key, posterior_key, prior_key = jax.random.split(key, 3)
     y = observe(observe_key, jnp.asarray(dataset.test[:COLUMNS]), model.likelihood)
     q = model.posterior(model.encoder(y))
-    reconstructions = _pixels(model, q.sample(jax.random.uniform(posterior_key, q.noise_shape)))
-    prior = type(q)(logits=jnp.zeros((ROWS_OF_SAMPLES * COLUMNS, *q.event_shape)))
-    samples = _pixels(model, prior.sample(jax.random.uniform(prior_key, prior.noise_shape)))
+    reconstructions = _pixels(model, model.draw(q, posterior_key, 1))[0]
+    samples = _pixels(model, model.draw_prior(prior_key, ROWS_OF_SAMPLES * COLUMNS))
     shown = (np.asarray(y) + 1) / 2 if model.likelihood == "gaussian" else np.asarray(y)
     grid = _grid(np.concatenate([shown, reconstructions, samples]), dataset.height, dataset.width)
     imsave(path, grid, cmap="gray", vmin=0, vmax=1)
 
 
-def _pixels(model: VAE, x: Any) -> Float[np.ndarray, "images pixels"]:
+def _pixels(model: VAE, x: Any) -> Float[np.ndarray, "*images pixels"]:
     """Return the mean of p(y | x), scaled to [0, 1]."""
     output = model.decode(x)
     mean = (output + 1) / 2 if model.likelihood == "gaussian" else jax.nn.sigmoid(output)

@@ -97,6 +97,8 @@ def measure(
     known = {(one.steps, one.estimator, one.samples): one for one in measured}
     settings = train_settings.read(folder)
     dataset = load(settings.dataset, data_dir or settings.data_dir)
+    if settings.network == "two-layer":
+        raise InputError(f"{folder} has two layers of latents, whose estimators are not measured; name another run")
     step, model = _newest_model(folder, settings, dataset)
     images = jnp.asarray(dataset.train)
     for K in samples:
