@@ -24,9 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from doublecv.diagnostics.meter import mean_variance
 from doublecv.distributions import Bernoulli
 from doublecv.estimators import RLOO, Estimator, Learned, LinearEstimator, make
 from doublecv.jax import Expectation
+from doublecv.jax.diagnostics import best_coefficients, measure
 from doublecv.lab.toy.exact import exact_optimal_alpha, exact_variance, has_exact_variance
 from doublecv.lab.toy.problem import ToyProblem, ToySettings
 from doublecv.lab.toy.results import Curves, ToyResults, record_iterations
@@ -118,10 +120,12 @@ def _program(
             start, stop = iterations
             carry = jax.lax.fori_loop(start, stop, step, carry)
             logits, _, state = carry
-            keys = jax.random.split(jax.random.fold_in(measuring_key, stop), settings.draws)
-            variance, optimal_alpha = _measure(
-                problem, expectation, Bernoulli(logits=logits), state.learned, keys, optimum_from_draws
-            )
+            key, q = jax.random.fold_in(measuring_key, stop), Bernoulli(logits=logits)
+            variance = _variance(settings, problem, expectation, q, state.learned, key)
+            optimal_alpha = jnp.asarray(jnp.nan)
+            if optimum_from_draws:
+                best = best_coefficients(problem.f, q, estimator, jax.random.fold_in(key, 1), settings.draws)
+                optimal_alpha = best.numbers["alpha"]
             if tick is not None:
                 jax.debug.callback(tick)
             return carry, _Records(logits, _alpha(estimator, state.learned), variance, optimal_alpha)
@@ -134,29 +138,23 @@ def _program(
     return program
 
 
-def _measure(
+def _variance(
+    settings: ToySettings,
     problem: ToyProblem,
     expectation: Expectation,
     q: Bernoulli,
     learned: Learned,
-    keys: PRNGKeyArray,
-    optimum_from_draws: bool,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    r"""Return the variance over fresh estimates, averaged over D, and :math:`-E[g_0^T h] / E[h^T h]` if wanted."""
-    estimator = expectation.estimator
+    key: PRNGKeyArray,
+) -> Float[Array, ""]:
+    """Return the variance over fresh estimates, averaged over D."""
 
-    def draw(key: PRNGKeyArray) -> tuple[Any, Any]:
-        found = expectation.estimate(problem.f, q, learned, key)
-        if not optimum_from_draws or not isinstance(estimator, LinearEstimator):
-            return found.gradient, ()
-        g0, parts = estimator.parts(q, found.evaluation).vectors()
-        return found.gradient, (-g0 @ parts["alpha"], parts["alpha"] @ parts["alpha"])
+    def gradient(key: Any) -> Any:
+        return expectation.estimate(problem.f, q, learned, key).gradient
 
-    numbers_per_draw = max(1, int(np.prod(estimator.noise_shape(q))))
-    chunk = max(1, min(keys.shape[0], CHUNK // numbers_per_draw))
-    gradients, products = jax.lax.map(draw, keys, batch_size=chunk)
-    optimal_alpha = jnp.mean(products[0]) / jnp.mean(products[1]) if optimum_from_draws else jnp.asarray(jnp.nan)
-    return jnp.mean(jnp.var(gradients, axis=0, ddof=1)), optimal_alpha
+    numbers_per_draw = max(1, int(np.prod(expectation.estimator.noise_shape(q))))
+    chunk = max(1, min(settings.draws, CHUNK // numbers_per_draw))
+    variance: Array = mean_variance(measure(gradient, key, settings.draws, chunk))
+    return variance
 
 
 def _with_exact_values(problem: ToyProblem, estimator: Estimator, records: _Records) -> Curves:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
+from doublecv.diagnostics.meter import Meter, mean_variance
 from doublecv.distributions import Distribution
-from doublecv.estimators import Learned, LinearEstimator
-from doublecv.estimators.moments import least_variance
-from doublecv.jax import Expectation
+from doublecv.estimators import Learned
+from doublecv.jax.diagnostics import best_coefficients, measure
 from doublecv.jax.rule import Function
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import make_context, make_expectation, start_estimator
@@ -22,18 +21,6 @@ from doublecv.lab.vae.objective import elbo
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray, UInt8
-
-
-class Variance(NamedTuple):
-    """Hold a variance that was measured from independent estimates.
-
-    Attributes:
-        value: the variance of a gradient in the logits, averaged over batch elements and logits.
-        standard_error: its standard error.
-    """
-
-    value: Float[Array, ""]
-    standard_error: Float[Array, ""]
 
 
 def make_comparison(
@@ -54,51 +41,33 @@ def make_comparison(
 
         def variance(name: str) -> Any:
             of_name = replace(settings, estimator=name)
-            expectation = make_expectation(of_name)
-            context = make_context(expectation, model, y)
-            learned = trained if name == settings.estimator else start_estimator(of_name, model).learned
-            if name != settings.estimator:
-                learned = best_coefficients(expectation, f, q, learned, fit_key, settings.compare_draws)
-            return measure_variance(expectation, f, q, learned, measure_key, settings.compare_draws, context).value
+            estimator = make_expectation(of_name).estimator
+            if name == settings.estimator:
+                learned = trained
+            elif estimator.needs.coefficients:
+                learned = best_coefficients(f, q, estimator, fit_key, settings.compare_draws)
+            else:
+                learned = start_estimator(of_name, model).learned
+            return mean_variance(
+                measure_gradient(of_name, model, y, f, q, learned, measure_key, settings.compare_draws)
+            )
 
         return {name: variance(name) for name in settings.compare_variance}
 
     return compare
 
 
-def measure_variance(
-    expectation: Expectation,
+def measure_gradient(
+    settings: TrainSettings,
+    model: VAE,
+    y: Float[Array, "batch pixels"],
     f: Function,
     q: Distribution,
     learned: Learned,
     key: PRNGKeyArray,
     draws: int,
-    context: Float[Array, "*batch features"] | None = None,
-) -> Variance:
-    """Return the unbiased sample variance of the gradient over independent draws."""
-
-    def gradient(key: Any) -> Any:
-        return expectation.estimate(f, q, learned, key, context=context).gradient
-
-    gradients = jax.lax.map(gradient, jax.random.split(key, draws))
-    squares = jnp.mean((gradients - jnp.mean(gradients, axis=0)) ** 2, axis=tuple(range(1, gradients.ndim)))
-    squares = squares * draws / (draws - 1)
-    return Variance(jnp.mean(squares), jnp.std(squares, ddof=1) / jnp.sqrt(draws))
-
-
-def best_coefficients(
-    expectation: Expectation, f: Function, q: Distribution, learned: Learned, key: PRNGKeyArray, draws: int
-) -> Learned:
-    """Return the coefficients of least variance over fresh draws, or `learned` if the estimate is not linear."""
-    estimator, names = expectation.estimator, expectation.estimator.needs.coefficients
-    if not isinstance(estimator, LinearEstimator) or not names:
-        return learned
-
-    def add(products: Any, key: Any) -> tuple[Any, None]:
-        evaluation = expectation.estimate(f, q, learned, key).evaluation
-        flat = estimator.parts(q, evaluation).stack(names).reshape(1 + len(names), -1)
-        return products + flat @ flat.T / draws, None
-
-    zeros = jnp.zeros((len(names) + 1, len(names) + 1))
-    products, _ = jax.lax.scan(add, zeros, jax.random.split(key, draws))
-    return Learned(dict(zip(names, least_variance(products), strict=True)), {}, {})
+) -> Meter:
+    """Return the meter of the gradient in the logits over independent draws."""
+    expectation = make_expectation(settings)
+    context = make_context(expectation, model, y)
+    return measure(lambda key: expectation.estimate(f, q, learned, key, context=context).gradient, key, draws)

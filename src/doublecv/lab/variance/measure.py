@@ -12,16 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from doublecv import estimators
+from doublecv.diagnostics.meter import Meter, summarize
 from doublecv.estimators import Learned
 from doublecv.jax import State
+from doublecv.jax.diagnostics import best_coefficients
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint
 from doublecv.lab.train import settings as train_settings
-from doublecv.lab.train.comparison import Variance, best_coefficients, measure_variance
+from doublecv.lab.train.comparison import measure_gradient
 from doublecv.lab.train.loop import identity
 from doublecv.lab.train.settings import TrainSettings
-from doublecv.lab.train.step import loss, make_context, make_expectation, start_estimator, start_state
+from doublecv.lab.train.step import loss, make_expectation, start_estimator, start_state
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
 from doublecv.lab.vae.objective import elbo
@@ -111,7 +113,7 @@ def measure(
                 variance, standard_error = before.variance, before.standard_error
             else:
                 program = _program(_of_the_loss(of_name), draws, fit_steps)
-                variance, standard_error = map(float, program(model, images, jax.random.key(settings.seed)))
+                variance, standard_error = summarize(program(model, images, jax.random.key(settings.seed)))
             of_rloo = variance if of_rloo is None else of_rloo
             yield Measurement(
                 run=str(folder.resolve()),
@@ -166,29 +168,28 @@ def _of_the_loss(settings: TrainSettings) -> TrainSettings:
 @lru_cache
 def _program(
     settings: TrainSettings, draws: int, fit_steps: int
-) -> Callable[[VAE, UInt8[Array, "images pixels"], PRNGKeyArray], Variance]:
-    expectation = make_expectation(settings)
+) -> Callable[[VAE, UInt8[Array, "images pixels"], PRNGKeyArray], Meter]:
+    estimator = make_expectation(settings).estimator
 
     @jax.jit
-    def measured(model: VAE, images: Any, key: Any) -> Variance:
+    def measured(model: VAE, images: Any, key: Any) -> Meter:
         batch_key, observe_key, fit_key, measure_key = jax.random.split(key, 4)
         y = observe(observe_key, _random_batch(images, batch_key, settings.batch), settings.likelihood)
         q = model.posterior(model.encoder(y))
         f = elbo(model, y, q, settings.kl).f
-        state = start_estimator(settings, model)
-        if expectation.estimator.needs.coefficients:
-            learned = best_coefficients(expectation, f, q, state.learned, fit_key, draws)
+        if estimator.needs.coefficients:
+            learned = best_coefficients(f, q, estimator, fit_key, draws)
         else:
-            learned = _fit(settings, model, state, images, fit_key, fit_steps)
-        context = make_context(expectation, model, y)
-        return measure_variance(expectation, f, q, learned, measure_key, draws, context)
+            learned = _fit(settings, model, images, fit_key, fit_steps)
+        return measure_gradient(settings, model, y, f, q, learned, measure_key, draws)
 
-    program: Callable[..., Variance] = measured
+    program: Callable[..., Meter] = measured
     return program
 
 
-def _fit(settings: TrainSettings, model: VAE, state: State, images: Any, key: PRNGKeyArray, steps: int) -> Learned:
+def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, steps: int) -> Learned:
     """Return the learned state after that many steps with the model held constant."""
+    state = start_estimator(settings, model)
     if not state.learned.numbers:
         return state.learned
     expectation = make_expectation(settings)
