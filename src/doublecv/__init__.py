@@ -8,7 +8,7 @@
 from importlib import import_module
 from types import ModuleType
 
-from doublecv import estimators
+from doublecv import biased, diagnostics, estimators
 from doublecv.distributions import Bernoulli, Categorical
 from doublecv.estimators import (
     ARMS,
@@ -70,6 +70,8 @@ __all__ = [
     "Relax",
     "Rodeo",
     "advantages",
+    "biased",
+    "diagnostics",
     "estimators",
     "exact_gradient",
     "exact_mean",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import inf, nan
 from typing import Any
 
 from doublecv.diagnostics.entrants import AnyEstimator, Entrant, collect
@@ -156,9 +156,9 @@ def measure_row(problem: Problem, entrant: Entrant, prepared: Prepared, draws: i
     )
 
 
-def with_times(problem: Problem, rows: Sequence[Row], rounds: int) -> list[Row]:
-    """Return the rows with the time of one gradient each, measured in turn."""
-    seconds = median_times([problem.step(row.estimator) for row in rows], rounds)
+def with_times(problem: Problem, rows: Sequence[Row], rounds: int, limit: float = inf) -> list[Row]:
+    """Return the rows with the time of one gradient each, measured in turn, in about `limit` seconds."""
+    seconds = median_times([problem.step(row.estimator) for row in rows], rounds, limit)
     return [replace(row, seconds=time) for row, time in zip(rows, seconds, strict=True)]
 
 

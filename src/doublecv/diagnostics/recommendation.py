@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from time import perf_counter
 
 from doublecv.diagnostics.comparison import Comparison, Row, measure_row, notes, with_times
@@ -11,10 +12,13 @@ from doublecv.diagnostics.entrants import AnyEstimator, Entrant, UnknownName, by
 from doublecv.diagnostics.problem import Problem
 from doublecv.estimators import Estimator
 
-CANDIDATES = ("rloo", "arms", "double-cv", "quadratic-double-cv")
-"""The estimators of the pilot run, simple ones first. Among equals the earlier one is recommended."""
+CANDIDATES = ("rloo", "arms", "quadratic-double-cv")
+"""The estimators of the pilot run, simple ones first. Among equals the earlier one is recommended.
 
-SAMPLES = (4, 16, 2, 8, 64, 32)
+Double CV is the quadratic form with all but one coefficient fixed, so it takes part only on request.
+"""
+
+SAMPLES = (4, 16, 8, 64, 2, 32)
 """The numbers of samples, in the order in which they are tried while the budget lasts."""
 
 LARGEST_WITH_PAIRS = 16
@@ -23,11 +27,14 @@ LARGEST_WITH_PAIRS = 16
 EQUAL = 1.1
 """Two costs whose ratio is below this are equal: the time of a short run is not known better."""
 
-DRAWS = 200
-"""The number of gradients for each variance: an error of about 10 percent."""
+ENOUGH_GRADIENTS, FEWEST_DRAWS, MOST_DRAWS = 2000, 20, 400
+"""A variance is measured from so many gradients of single batch elements, an error of about 5 percent."""
 
 SHARE_OF_TIMING = 0.25
 """The share of the budget that is kept for the timing, in which all candidates take turns."""
+
+MINIMUM = 3
+"""The number of candidates that are measured whatever the budget is."""
 
 TRAINING_STEPS = 100
 ROUNDS = 15
@@ -63,21 +70,25 @@ def recommend(
     Args:
         problem: f and q in one framework.
         has_gradient: whether f has a gradient in x; estimators that need one are left out otherwise.
-        budget: the seconds that the pilot run may take. At least two candidates are measured in any case.
+        budget: the seconds that the pilot run may take. Three candidates are measured in any case.
         estimators: names of the candidates.
         samples: the numbers of samples, in the order in which they are tried.
     """
     if not budget > 0:
         raise ValueError(f"budget must be a positive number of seconds, got {budget!r}")
-    start = perf_counter()
+    start, limit = perf_counter(), (1 - SHARE_OF_TIMING) * budget
     entrants = candidates(problem, has_gradient, estimators, samples)
+    draws = max(FEWEST_DRAWS, min(MOST_DRAWS, ENOUGH_GRADIENTS // max(1, prod(problem.q.batch_shape))))
     rows: list[Row] = []
+    of_last = 0.0
     for entrant in entrants:
-        if len(rows) >= 2 and perf_counter() - start > (1 - SHARE_OF_TIMING) * budget:
+        elapsed = perf_counter() - start
+        if len(rows) >= MINIMUM and elapsed + of_last > limit:
             break
-        rows.append(measure_row(problem, entrant, problem.prepare(entrant.estimator, DRAWS, TRAINING_STEPS), DRAWS))
+        rows.append(measure_row(problem, entrant, problem.prepare(entrant.estimator, draws, TRAINING_STEPS), draws))
+        of_last = perf_counter() - start - elapsed
     not_tried = [f"{name} with K = {estimator.samples}" for name, estimator in entrants[len(rows) :]]
-    timed = with_times(problem, rows, ROUNDS)
+    timed = with_times(problem, rows, ROUNDS, SHARE_OF_TIMING * budget)
     below = notes(problem, timed, [])
     if not_tried:
         below = (*below, f"not measured within {budget:g} seconds: {', '.join(not_tried)}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -10,11 +11,14 @@ from time import perf_counter
 ROUNDS = 20
 """The number of rounds of a comparison."""
 
+FEWEST_ROUNDS = 3
+"""The number of rounds however long they take."""
+
 SHORTEST = 1e-3
 """The seconds that are timed at once, at least: shorter calls are repeated."""
 
 
-def median_times(calls: Sequence[Callable[[], object]], rounds: int = ROUNDS) -> list[float]:
+def median_times(calls: Sequence[Callable[[], object]], rounds: int = ROUNDS, limit: float = inf) -> list[float]:
     """Return the seconds of each call, the median over rounds in which all of them take turns.
 
     Other work on the machine then slows all of them alike. The order changes from round to round because a call is
@@ -23,6 +27,7 @@ def median_times(calls: Sequence[Callable[[], object]], rounds: int = ROUNDS) ->
     Args:
         calls: functions without arguments that return when their work is done.
         rounds: the number of rounds.
+        limit: the seconds after which no further round is begun; there are at least three.
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
@@ -32,7 +37,10 @@ def median_times(calls: Sequence[Callable[[], object]], rounds: int = ROUNDS) ->
         repeats.append(max(1, round(SHORTEST / max(_time(call, 1), 1e-9))))
     times: list[list[float]] = [[] for _ in calls]
     order, shuffle = list(range(len(calls))), Random(0).shuffle
-    for _ in range(rounds):
+    start = perf_counter()
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and perf_counter() - start > limit:
+            break
         shuffle(order)
         for index in order:
             times[index].append(_time(calls[index], repeats[index]))
