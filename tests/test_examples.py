@@ -70,7 +70,31 @@ def the_estimator_is_unbiased_and_better_than_rloo(output):
     assert rows["linear-rloo"][0] > rows["rloo"][0]
 
 
+def the_quadratic_form_has_less_variance(factor):
+    """The rows have the value at first and at last, where there is one, and the variance."""
+
+    def check(output):
+        rows = dict(rows_of(output))
+        assert rows["quadratic-double-cv"][-1] < factor * rows["rloo"][-1]
+        for *values, _ in rows.values():
+            assert len(values) < 2 or values[1] > values[0] + 3
+
+    return check
+
+
+def the_reward_rises_and_baselines_help(output):
+    rows = {line.split()[0]: [float(word) for word in line.split()[1:]] for line in output.splitlines()[1:]}
+    assert all(last > first + 0.1 for first, last, _ in rows.values())
+    assert rows["leave-one-out"][2] < 0.5 * rows["none"][2]
+    assert rows["shrunken"][2] < rows["none"][2]
+
+
 SHORT = {
+    "belief_net": (40, the_quadratic_form_has_less_variance(0.9)),
+    "spin_glass": (60, the_quadratic_form_has_less_variance(1.0)),
+    "language_model": (60, the_reward_rises_and_baselines_help),
+    "numpyro_guide": (60, the_quadratic_form_has_less_variance(0.8)),
+    "discrete_and_gaussian": (60, the_quadratic_form_has_less_variance(1.0)),
     "jax_vae": (60, the_elbo_rises),
     "torch_vae": (100, double_cv_ends_with_less_variance_than_rloo),
     "categorical_vae": (60, the_elbo_rises),

@@ -26,6 +26,7 @@ PAGES = [
     "examples",
     "mathematics",
     "quadratic-double-cv",
+    "layers-and-sequences",
     "add-an-estimator",
     "laboratory",
     "results",

@@ -1,0 +1,161 @@
+"""Measure the variance of gradients on paths, of bounds and of routing, for the page "Layers and sequences".
+
+Coefficients are solved for on one set of draws, and the variance is that of other draws. Run
+
+    python docs/measure_paths.py
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import doublecv as dcv
+from doublecv.estimators import Evaluation
+from doublecv.estimators.moments import least_variance
+from doublecv.jax.drawing import uniform
+
+DRAWS, UNITS = 2000, 30
+
+
+def function(kind, size, seed=0):
+    """Return f of a flat sample: a tanh network or a quadratic."""
+    generator = np.random.default_rng(seed)
+    weights, head = generator.normal(size=(size, UNITS)) / size**0.5, generator.normal(size=UNITS)
+    matrix, slope = generator.normal(size=(size, size)) / size, generator.normal(size=size) / size**0.5
+    if kind == "tanh network":
+        return lambda x: jnp.tanh(2 * x @ weights) @ head
+    return lambda x: ((x @ matrix) * x).sum(-1) + x @ slope
+
+
+def parts_of(estimator, q, f, weights, key):
+    """Return g0 and h of DRAWS independent estimates, pulled back to the weights of a linear model of the logits."""
+    visit = q.visit(estimator.samples, uniform(key))
+    df = jax.grad(lambda x: f(x).sum())(visit.x)
+    parts = estimator.parts(visit.q, Evaluation(visit.x, f(visit.x), df))
+    stacked = parts.stack(estimator.needs.coefficients)
+    pulled_back = jnp.einsum("pkbn,kbm->pbmn", stacked, visit.x) * (weights != 0)
+    flat = (stacked.shape[0], DRAWS, -1)
+    return jnp.concatenate([pulled_back.reshape(flat), stacked.sum(1)], axis=-1)
+
+
+def ratio(parts):
+    """Return the variance relative to that of g0, with the best coefficients of other draws."""
+    first, second = parts(jax.random.key(0)), parts(jax.random.key(1))
+    centred = (first - first.mean(1, keepdims=True)).reshape(first.shape[0], -1)
+    coefficients = least_variance(centred @ centred.T / centred.shape[1])
+    combined = second[0] + jnp.tensordot(coefficients, second[1:], 1)
+    return float(combined.var(0).sum() / second[0].var(0).sum())
+
+
+def chain(size, coupling, categories=None, seed=1):
+    """Return an autoregressive q of `size` coordinates, and the weights of its logits."""
+    generator = np.random.default_rng(seed)
+    step = np.arange(size) if categories is None else np.arange(size) // categories
+    weights = generator.normal(size=(size, size)) * coupling / size**0.5 * (step[:, None] < step[None])
+    bias = generator.normal(size=size) / 2
+
+    def logits_of(x):
+        shape = x.shape
+        return (x.reshape(*shape[:2], size) @ weights + bias).reshape(shape)
+
+    length = size if categories is None else size // categories
+    return dcv.Autoregressive(logits_of, length, categories, batch_shape=(DRAWS,)), weights
+
+
+def layers(sizes, coupling, seed=1):
+    """Return stochastic layers of bits, and the weights of their logits."""
+    generator = np.random.default_rng(seed)
+    size = sum(sizes)
+    step = np.repeat(np.arange(len(sizes)), sizes)
+    weights = generator.normal(size=(size, size)) * coupling / size**0.5 * (step[:, None] < step[None])
+    bias, ends = generator.normal(size=size) / 2, np.cumsum(sizes)
+
+    def conditional(index, *earlier):
+        x = jnp.concatenate(earlier, axis=-1)
+        columns = slice(ends[index - 1], ends[index])
+        return dcv.Bernoulli(logits=x @ weights[: ends[index - 1], columns] + bias[columns])
+
+    first = dcv.Bernoulli(logits=jnp.broadcast_to(jnp.asarray(bias[: sizes[0]], jnp.float32), (DRAWS, sizes[0])))
+    return dcv.Layers(first, *(partial(conditional, i) for i in range(1, len(sizes)))), weights
+
+
+def print_paths():
+    """Print the table of Double CV and the quadratic form on paths."""
+    problems = {
+        "20 bits, one after another, weakly coupled": chain(20, 0.5),
+        "20 bits, one after another, strongly coupled": chain(20, 3.0),
+        "8 categories of 4, one after another": chain(32, 1.0, 4),
+        "two layers of 15 and 15 bits": layers((15, 15), 1.0),
+        "three layers of 10 bits": layers((10, 10, 10), 1.0),
+    }
+    print("| q | f | Double CV, K = 2 | K = 4 | quadratic, K = 2 | K = 4 |\n|---|---|---|---|---|---|")
+    for name, (q, weights) in problems.items():
+        for kind in ("tanh network", "quadratic"):
+            f = function(kind, weights.shape[0])
+            cells = [
+                ratio(jax.jit(partial(parts_of, estimator(K), q, f, weights)))
+                for estimator in (dcv.DoubleCV, dcv.QuadraticDoubleCV)
+                for K in (2, 4)
+            ]
+            print(f"| {name} | {kind} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+
+
+def print_bounds():
+    """Print the table of the bound's control variates."""
+    print("\n| variables | spread of log w | S = 2 | 4 | 8 |\n|---|---|---|---|---|")
+    for size in (20, 100):
+        for spread in (0.5, 2.0):
+            f = function("tanh network", size)
+            q = dcv.Bernoulli(logits=jnp.broadcast_to(jnp.linspace(-1, 1, size), (DRAWS, size)))
+            values = f(q.sample(jax.random.uniform(jax.random.key(2), q.noise_shape)))
+            scale = spread / float(values.std())
+
+            def parts(estimator, f, q, key):
+                x = estimator.draw(q, jax.random.uniform(key, estimator.noise_shape(q)))
+                df = jax.grad(lambda x: f(x).sum())(x)
+                return estimator.parts(q, Evaluation(x, f(x), df)).stack(estimator.needs.coefficients)
+
+            weight = partial(lambda f, scale, x: scale * f(x), f, scale)
+            cells = [ratio(jax.jit(partial(parts, dcv.MultiSampleBound(S), weight, q))) for S in (2, 4, 8)]
+            print(f"| {size} | {spread} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+
+
+def print_routing():
+    """Print the variance of a sparse mixture of experts: one of 8 experts for each of 4 inputs."""
+    generator = np.random.default_rng(0)
+    experts, inputs, outputs = 8, 4, 6
+    made = jnp.asarray(generator.normal(size=(inputs, experts, outputs)), jnp.float32)
+    logits = jnp.asarray(generator.normal(size=(inputs, experts)), jnp.float32)
+    target = jnp.asarray(generator.normal(size=(inputs, outputs)), jnp.float32)
+    q = dcv.Categorical(logits=jnp.broadcast_to(logits, (DRAWS, inputs, experts)))
+
+    def f(x):
+        routed = jnp.einsum("...ie,ieo->...io", x, made)
+        return ((jnp.tanh(routed) - target) ** 2).sum((-1, -2))
+
+    print("\n| estimator | K = 2 | K = 4 |\n|---|---|---|")
+    for name, estimator in {
+        "Double CV": dcv.DoubleCV,
+        "quadratic": dcv.QuadraticDoubleCV,
+        "Double CV at the mean": partial(dcv.DoubleCV, control="mean"),
+    }.items():
+        cells = []
+        for K in (2, 4):
+            made_estimator = estimator(K)
+
+            def parts(estimator, key):
+                x = estimator.draw(q, jax.random.uniform(key, estimator.noise_shape(q)))
+                df = jax.grad(lambda x: f(x).sum())
+                evaluation = Evaluation(x, f(x), df(x), f(q.mean), df(q.mean))
+                return estimator.parts(q, evaluation).stack(estimator.needs.coefficients)
+
+            cells.append(ratio(jax.jit(partial(parts, made_estimator))))
+        print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    print_paths()
+    print_bounds()
+    print_routing()
