@@ -102,23 +102,36 @@ def print_paths():
             print(f"| {name} | {kind} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 
+def ratio_of_draws(estimator, q, f, df):
+    """Return the variance relative to that of g0, for a q with given logits in NumPy."""
+
+    def parts(seed):
+        x = estimator.draw(q, np.random.default_rng(seed).uniform(size=estimator.noise_shape(q)))
+        evaluation = Evaluation(x, f(x), df(x), f(q.mean), df(q.mean))
+        stacked = estimator.parts(q, evaluation).stack(estimator.needs.coefficients)
+        return stacked.reshape(*stacked.shape[:2], -1)
+
+    return ratio(lambda key: parts(int(jax.random.key_data(key)[-1])))
+
+
 def print_bounds():
     """Print the table of the bound's control variates."""
-    print("\n| variables | spread of log w | S = 2 | 4 | 8 |\n|---|---|---|---|---|")
+    print("\n| variables | spread of log w | S = 2 | S = 4 | S = 8 |\n|---|---|---|---|---|")
     for size in (20, 100):
+        generator = np.random.default_rng(0)
+        weights, head = 2 * generator.normal(size=(size, UNITS)) / size**0.5, generator.normal(size=UNITS)
+        q = dcv.Bernoulli(logits=np.broadcast_to(np.linspace(-1, 1, size), (DRAWS, size)))
+        spread_of_one = (np.tanh(q.sample(generator.uniform(size=q.noise_shape)) @ weights) @ head).std()
         for spread in (0.5, 2.0):
-            f = function("tanh network", size)
-            q = dcv.Bernoulli(logits=jnp.broadcast_to(jnp.linspace(-1, 1, size), (DRAWS, size)))
-            values = f(q.sample(jax.random.uniform(jax.random.key(2), q.noise_shape)))
-            scale = spread / float(values.std())
+            scaled = head * spread / spread_of_one
 
-            def parts(estimator, f, q, key):
-                x = estimator.draw(q, jax.random.uniform(key, estimator.noise_shape(q)))
-                df = jax.grad(lambda x: f(x).sum())(x)
-                return estimator.parts(q, Evaluation(x, f(x), df)).stack(estimator.needs.coefficients)
+            def f(x, scaled=scaled, weights=weights):
+                return np.tanh(x @ weights) @ scaled
 
-            weight = partial(lambda f, scale, x: scale * f(x), f, scale)
-            cells = [ratio(jax.jit(partial(parts, dcv.MultiSampleBound(S), weight, q))) for S in (2, 4, 8)]
+            def df(x, scaled=scaled, weights=weights):
+                return ((1 - np.tanh(x @ weights) ** 2) * scaled) @ weights.T
+
+            cells = [ratio_of_draws(dcv.MultiSampleBound(S), q, f, df) for S in (2, 4, 8)]
             print(f"| {size} | {spread} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 
@@ -126,32 +139,28 @@ def print_routing():
     """Print the variance of a sparse mixture of experts: one of 8 experts for each of 4 inputs."""
     generator = np.random.default_rng(0)
     experts, inputs, outputs = 8, 4, 6
-    made = jnp.asarray(generator.normal(size=(inputs, experts, outputs)), jnp.float32)
-    logits = jnp.asarray(generator.normal(size=(inputs, experts)), jnp.float32)
-    target = jnp.asarray(generator.normal(size=(inputs, outputs)), jnp.float32)
-    q = dcv.Categorical(logits=jnp.broadcast_to(logits, (DRAWS, inputs, experts)))
+    made = generator.normal(size=(inputs, experts, outputs))
+    target = generator.normal(size=(inputs, outputs))
+    q = dcv.Categorical(logits=np.broadcast_to(generator.normal(size=(inputs, experts)), (DRAWS, inputs, experts)))
 
     def f(x):
-        routed = jnp.einsum("...ie,ieo->...io", x, made)
-        return ((jnp.tanh(routed) - target) ** 2).sum((-1, -2))
+        return ((np.tanh(np.einsum("...ie,ieo->...io", x, made)) - target) ** 2).sum((-1, -2))
 
-    print("\n| estimator | K = 2 | K = 4 |\n|---|---|---|")
+    def df(x):
+        routed = np.tanh(np.einsum("...ie,ieo->...io", x, made))
+        return np.einsum("...io,ieo->...ie", 2 * (routed - target) * (1 - routed**2), made)
+
+    def sparse_df(x):
+        """Return the gradient of a program that runs the chosen experts only; at the mean all of them run."""
+        return df(x) * (x > 0)
+
+    print("\n| estimator | all experts run, K = 2 | K = 4 | chosen experts run, K = 2 | K = 4 |\n|---|---|---|---|---|")
     for name, estimator in {
         "Double CV": dcv.DoubleCV,
         "quadratic": dcv.QuadraticDoubleCV,
         "Double CV at the mean": partial(dcv.DoubleCV, control="mean"),
     }.items():
-        cells = []
-        for K in (2, 4):
-            made_estimator = estimator(K)
-
-            def parts(estimator, key):
-                x = estimator.draw(q, jax.random.uniform(key, estimator.noise_shape(q)))
-                df = jax.grad(lambda x: f(x).sum())
-                evaluation = Evaluation(x, f(x), df(x), f(q.mean), df(q.mean))
-                return estimator.parts(q, evaluation).stack(estimator.needs.coefficients)
-
-            cells.append(ratio(jax.jit(partial(parts, made_estimator))))
+        cells = [ratio_of_draws(estimator(K), q, f, of) for of in (df, sparse_df) for K in (2, 4)]
         print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 
