@@ -65,7 +65,7 @@ def summary(toy: ToyResults, digits: Sequence[TrainResult]) -> Table:
         "demo",
         f"The gradient's variance and what it costs, K = {VAE.samples}",
         f"toy problem: D = {TOY.dimension}, at the same logits; digits: a VAE of {VAE.latents} binary latent variables "
-        f"while it is trained for {VAE.steps} steps, each with its own estimator",
+        f"that each estimator trains for {VAE.steps} steps; both over the second half of the run",
         (Column("estimator", numeric=False), *map(Column, headings)),
         tuple(rows),
     )
