@@ -73,6 +73,22 @@ def sum_over_samples(v: Array) -> Array:
     return namespace(v).sum(v, axis=0)
 
 
+def subtract_from_samples(v: Array, shared: Array) -> Array:
+    r"""Return :math:`v_k - shared` for every entry k of the leading axis.
+
+    The differences are written out, or kept apart from what made v, because XLA on a CPU (jaxlib 0.10.2, jax-ml/jax
+    issue 39103) reads wrong elements where a sum over the last axis is fused with an array that is broadcast over a
+    leading axis.
+    """
+    if not is_jax_array(v):
+        return v - shared[None]
+    import jax
+
+    if v.shape[0] <= MAX_UNROLLED:
+        return namespace(v).stack([v[k] - shared for k in range(v.shape[0])])
+    return jax.lax.optimization_barrier(v) - shared[None]  # type: ignore[no-untyped-call]
+
+
 MAX_UNROLLED = 32
 """The longest sum over samples that is written out; the size of the compiled program grows with it."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
-from array_api_compat import device
+from array_api_compat import device, is_jax_array
 
 from doublecv.arrays import (
     MAX_UNROLLED,
@@ -155,20 +155,28 @@ class Distribution(ABC):
     @final
     def dot(self, a: Float[Array, "*points"], b: Float[Array, "*points"]) -> Float[Array, "*shape"]:
         """Return the inner product over the event axes."""
+        if a.ndim != b.ndim and is_jax_array(a):
+            return self._sum_over_event(a * b)
         return self.xp.sum(a * b, axis=tuple(range(-self.event_axes, 0)))
+
+    @final
+    def _sum_over_event(self, v: Float[Array, "*points"]) -> Float[Array, "*shape"]:
+        """Sum over the event axes by a product with ones, for arrays that were broadcast over a leading axis.
+
+        XLA on a CPU sums a broadcast product several times more slowly, and with jaxlib 0.10.2 it reads wrong elements
+        where such a sum meets another array that is broadcast over a leading axis (jax-ml/jax issue 39103).
+        """
+        behind = v.ndim - self.event_axes
+        leading, size = tuple(v.shape)[:behind], prod(v.shape[behind:])
+        ones = self.xp.ones(size, dtype=v.dtype, device=device(v))
+        return matrix_product(self.xp.reshape(v, (*leading, size)), ones)
 
     @final
     def pairwise_dot(self, a: Float[Array, "A *points"], b: Float[Array, "B *points"]) -> Float[Array, "A B *shape"]:
         """Return the inner product over the event axes of every entry of a with every entry of b."""
         if a.shape[0] > MAX_UNROLLED:
             return self.dot(a[:, None], b[None])
-        leading = tuple(b.shape)[: b.ndim - self.event_axes]
-        size = prod(self.event_shape)
-        ones = self.xp.ones(size, dtype=b.dtype, device=device(b))
-        # Products with ones because XLA on a CPU sums a broadcast product several times more slowly.
-        return self.xp.stack(
-            [matrix_product(self.xp.reshape(a[k] * b, (*leading, size)), ones) for k in range(a.shape[0])]
-        )
+        return self.xp.stack([self._sum_over_event(a[k] * b) for k in range(a.shape[0])])
 
     @final
     def scale(self, weight: Float[Array, "*shape"], v: Float[Array, "*points"]) -> Float[Array, "*points"]:

@@ -235,21 +235,21 @@ class Estimator(ABC):
             raise TypeError(f"q must be a {wanted} for {name}, got {type(q).__name__}{remedy}")
 
     @final
-    def check_learned(self, learned: Learned) -> None:
-        """Raise unless `learned` looks like the result of `init`."""
+    def check_learned(self, learned: Learned, q: Distribution | None = None) -> None:
+        """Raise unless `learned` has the names of the result of `init`; q is needed where sizes come from it."""
         if not isinstance(learned, Learned):
             raise TypeError(
                 f"learned must be the learned state of the estimator (state.learned), got {type(learned).__name__}"
             )
         # Fixed coefficients, as `optimal_coefficients` returns them, take the place of those that are learned.
         fixed = learned.numbers.keys() == set(self.needs.coefficients) and not learned.averages
-        if self.needs.sized or fixed:
+        if (self.needs.sized and q is None) or (fixed and not self.needs.sized):
             return
-        for field, wanted, given in zip(Learned._fields, self.init(), learned, strict=True):
+        for field, wanted, given in zip(Learned._fields, self.init(q), learned, strict=True):
             if wanted.keys() != given.keys():
                 raise ValueError(
                     f"learned.{field} of {type(self).__name__} must have the names {sorted(wanted)}, got "
-                    f"{sorted(given)}; start from init()"
+                    f"{sorted(given)}; start from init"
                 )
 
     @final

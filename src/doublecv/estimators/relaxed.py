@@ -187,7 +187,7 @@ class Relax(RelaxedEstimator, DescendingEstimator):
         self, q: Distribution, z: Float[Array, "2*K *logits"], numbers: Mapping[str, Any], context: Array | None
     ) -> Float[Array, "2*K *batch"]:
         xp = q.xp
-        flat = xp.reshape(z, (*q.batch_shape, -1))
+        flat = xp.reshape(z, (*q.batch_shape, prod(q.event_shape)))
         hidden = flat @ xp.astype(numbers["from_point"], z.dtype) + xp.astype(numbers["hidden_bias"], z.dtype)
         if context is not None:
             hidden = hidden + xp.astype(context, z.dtype) @ xp.astype(numbers["from_context"], z.dtype)

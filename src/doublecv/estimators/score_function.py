@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
-from doublecv.arrays import Array
+from doublecv.arrays import Array, subtract_from_samples
 from doublecv.distributions import Distribution
 from doublecv.estimators.averages import leave_one_out, score_gradient
 from doublecv.estimators.base import FixedEstimator, Needs
@@ -105,4 +105,4 @@ class RStar(FixedEstimator):
 
     def estimate(self, q: Distribution, evaluation: Evaluation) -> Float[Array, "*logits"]:
         r"""Return :math:`\frac{1}{K} \sum_k (f_k - E f) s_k`."""
-        return score_gradient(q, evaluation.x, evaluation.f - evaluation.expected_f)
+        return score_gradient(q, evaluation.x, subtract_from_samples(evaluation.f, evaluation.expected_f))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, final, get_args
 
-from doublecv.arrays import Array
+from doublecv.arrays import Array, subtract_from_samples
 from doublecv.distributions import Bernoulli, Categorical, Distribution
 from doublecv.estimators.averages import dot_correction, leave_one_out, score_gradient, score_magnitude
 from doublecv.estimators.base import FixedEstimator, Needs
@@ -47,8 +47,9 @@ class MuProp(FixedEstimator):
     def estimate(self, q: Distribution, evaluation: Evaluation) -> Float[Array, "*logits"]:
         """Return the estimate."""
         assert evaluation.f_mean is not None, "the evaluation was checked"
-        expansion = evaluation.f_mean[None] + q.dot(evaluation.df_mean, q.score(evaluation.x))
-        return score_gradient(q, evaluation.x, evaluation.f - expansion) + q.covariance_product(evaluation.df_mean)
+        difference = subtract_from_samples(evaluation.f, evaluation.f_mean)
+        residual = difference - q.dot(evaluation.df_mean, q.score(evaluation.x))
+        return score_gradient(q, evaluation.x, residual) + q.covariance_product(evaluation.df_mean)
 
 
 @final

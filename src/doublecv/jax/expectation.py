@@ -233,7 +233,7 @@ class Expectation:
             self.estimator.check_family(q)
         if isinstance(learned, State):
             raise TypeError("learned is a State; pass state.learned, which is what is differentiated")
-        self.estimator.check_learned(learned)
+        self.estimator.check_learned(learned, q if self.estimator.needs.sized else None)
         check_key(key)
         check_pullback(self.estimator, pullback)
 
@@ -247,11 +247,13 @@ def check_arrays(q: Any) -> None:
 
 def check_key(key: Any) -> None:
     """Raise unless `key` is one JAX random key."""
-    is_key = hasattr(key, "dtype") and (
-        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.ndim == 1)
-    )
-    if not is_key:
-        raise TypeError(f"key must be a JAX random key such as jax.random.key(0), got {type(key).__name__}")
+    given = type(key).__name__
+    if hasattr(key, "dtype"):
+        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if key.ndim == (0 if is_typed else 1) and (is_typed or key.dtype == jnp.uint32):
+            return
+        given += f" of type {key.dtype} and shape {key.shape}"
+    raise TypeError(f"key must be a JAX random key such as jax.random.key(0), got {given}")
 
 
 Folded: TypeAlias = Callable[[Any], Any]

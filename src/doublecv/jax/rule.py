@@ -57,6 +57,12 @@ class Side(NamedTuple):
         """Return the evaluation that the formula takes."""
         return Evaluation(x, values, df, self.f_mean, self.df_mean, self.expected_f, self.control, self.dcontrol)
 
+    def only_where(self, counts: Any) -> Side:
+        """Return the same with zeros for batch elements that do not count, even if f is not finite there."""
+        f_mean, df_mean, expected_f = (only_where(counts, self[i], False) for i in range(3))
+        control, dcontrol = (only_where(counts, self[i]) for i in range(3, 5))
+        return Side(f_mean, df_mean, expected_f, control, dcontrol, self.control_pullback, self.context)
+
 
 def draw_noise(q: Distribution, estimator: Estimator, key: PRNGKeyArray) -> Float[Array, "..."]:
     """Draw the uniform noise of the samples."""
@@ -91,6 +97,9 @@ def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: Any) ->
                 "with has_aux=True; for flax, call nnx.merge inside f and return nnx.state(module)"
             ) from error
         check_returned_shape("f", values, (x.shape[0], *q.batch_shape), q)
+        if not isinstance(values, jax.Array | np.ndarray):
+            raise TypeError(f"f must return a JAX array, got {type(values).__name__}; use doublecv.torch for a torch f")
+        values = jnp.asarray(values)
         if not jnp.issubdtype(values.dtype, jnp.floating):
             values = values.astype(jnp.promote_types(q.logits.dtype, jnp.float32))
         return values, aux
@@ -166,7 +175,8 @@ def gradients(
     the estimator's own loss; the averages receive zeros, and the statistics those of this step.
     """
     x, df = (None if array is None else array.astype(q.logits.dtype) for array in (x, df))
-    absolute = jnp.abs(weight)
+    absolute, counts = jnp.abs(weight), weight != 0
+    values, side = only_where(counts, values), side.only_where(counts)
 
     def formula(numbers: Any, control: Any, dcontrol: Any) -> Applied:
         evaluation = side._replace(control=control, dcontrol=dcontrol).evaluation(x, values, df)
@@ -192,7 +202,8 @@ def gradients(
             (through_control,) = side.control_pullback(of_control)
             numbers = jax.tree.map(jnp.add, numbers, through_control)
     found = Learned(numbers, jax.tree.map(jnp.zeros_like, learned.averages), statistics)
-    return gradient, jax.tree.map(lambda new, old: new.astype(old.dtype), found, learned)
+    # The learned state may be NumPy arrays, whose float64 JAX may not have.
+    return gradient, jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), found, learned)
 
 
 def _cotangent(q: Distribution, gradient: Any, weight: Any, pullback: Pullback | None) -> Any:
@@ -204,6 +215,14 @@ def _cotangent(q: Distribution, gradient: Any, weight: Any, pullback: Pullback |
     # ones, so that it recognizes that they are the same.
     (pushed_forward,) = pushforward(jax.lax.optimization_barrier(pulled_back))  # type: ignore[no-untyped-call]
     return (2 * masked(q, weight, pushed_forward)).astype(gradient.dtype)
+
+
+def only_where(counts: Any, array: Any, has_points: bool = True) -> Any:
+    """Return the array with zeros for batch elements that do not count; its points, if any, are in front."""
+    if array is None:
+        return None
+    behind = array.ndim - counts.ndim - has_points
+    return jnp.where(counts[(..., *(None,) * behind)], array, 0)
 
 
 def masked(q: Distribution, weight: Float[Array, "*batch"], v: Float[Array, "*logits"]) -> Float[Array, "*logits"]:
@@ -319,8 +338,8 @@ def _forward(
         (values, smooth), f_pullback, (rest, like) = jax.vjp(partial(values_at, x), differentiated, has_aux=True)
     leaves = [new if old is None else old for new, old in zip(smooth, rest, strict=True)]
     aux = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    residuals = (q, learned, x, side, pullback_constants) if estimate_wanted else None
-    return (combine(estimator, values), aux), (values, smooth, f_pullback, residuals)
+    residuals = (x, side, pullback_constants) if estimate_wanted else None
+    return (combine(estimator, values), aux), (values, smooth, f_pullback, (q, learned), residuals)
 
 
 def _backward(
@@ -330,7 +349,7 @@ def _backward(
     saved: tuple[Any, ...],
     cotangents: Any,
 ) -> tuple[Any, ...]:
-    values, smooth, f_pullback, residuals = saved
+    values, smooth, f_pullback, (q, learned), residuals = saved
     weight, aux_cotangent = cotangents
     if isinstance(weight, SymbolicZero):
         weight = jnp.zeros(values.shape[1:], values.dtype)
@@ -347,12 +366,13 @@ def _backward(
         filled = [None if leaf is None else _instantiate(next(given), leaf) for leaf in smooth]
         *_, more = f_pullback((jnp.zeros_like(values), filled))
         of_constants = jax.tree.map(jnp.add, of_constants, more)
+    of_constants = _constant_in_logits(of_constants, (q, learned))
     if residuals is None:
         return None, None, None, None, of_constants, None
-    q, learned, x, side, pullback_constants = residuals
+    x, side, pullback_constants = residuals
     # weighted_df is weight / K times the gradient of f. Where the weight is 0, or too small to be divided by, the batch
     # element does not count.
-    tiny = float(np.finfo(weight.dtype).smallest_normal) * values.shape[0] * 4
+    tiny = float(jnp.finfo(weight.dtype).smallest_normal) * values.shape[0] * 4
     counts = jnp.abs(weight) > tiny
     weight = jnp.where(counts, weight, 0)
     scale = jnp.where(counts, values.shape[0] / jnp.where(counts, weight, 1), 0)
@@ -362,7 +382,6 @@ def _backward(
     gradient, of_learned = gradients(estimator, apply_pullback, wide, learned, x, values, df, side, weight)
     of_logits = masked(q, weight, gradient).astype(q.logits.dtype)
     of_logits, of_learned = _differentiable_once((of_logits, of_learned))
-    of_constants = _constant_in_logits(of_constants, (q, learned))
     return q.with_logits(of_logits), of_learned, None, None, of_constants, None
 
 

@@ -48,6 +48,22 @@ class Side(NamedTuple):
         """Return the evaluation that the formula takes."""
         return Evaluation(x, values, df, *self[:5])
 
+    def only_where(self, counts: Tensor) -> Side:
+        """Return the same with zeros for batch elements that do not count, even if f is not finite there."""
+        f_mean, df_mean, expected_f = (only_where(counts, self[i], False) for i in range(3))
+        control, dcontrol = (only_where(counts, self[i]) for i in range(3, 5))
+        return Side(f_mean, df_mean, expected_f, control, dcontrol, self.context)
+
+
+def only_where(counts: Tensor, tensor: Tensor | None, has_points: bool = True) -> Any:
+    """Return the tensor with zeros for batch elements that do not count; its points, if any, are in front."""
+    if tensor is None:
+        return None
+    behind = tensor.ndim - counts.ndim - has_points
+    return torch.where(
+        counts[(..., *(None,) * behind)], tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+    )
+
 
 def formulas(q: Distribution) -> AbstractContextManager[Any]:
     """Return a context in which formulas run in the type of the logits, even if the model runs under autocast."""

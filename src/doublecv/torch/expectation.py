@@ -27,6 +27,10 @@ PATIENCE = 100
 """The number of backward passes after which learned parameters that never moved cause a warning."""
 
 
+CHECK_EVERY = 1000
+"""The number of backward passes from one check of what reaches the samples to the next; a check costs one more pass."""
+
+
 class Estimate(NamedTuple):
     """Hold the result of `Expectation.estimate`; nothing of it has a graph.
 
@@ -84,7 +88,7 @@ class Expectation(nn.Module):
         self._average_names: tuple[str, ...] = ()
         self._statistic_names: tuple[str, ...] = ()
         self._initialized = False
-        self._checked = False
+        self._passes = 0
         self._watched: tuple[int, list[Tensor]] | None = None
         if not estimator.needs.sized:
             self._register(estimator.init(), torch.get_default_dtype(), None)
@@ -174,11 +178,16 @@ class Expectation(nn.Module):
         held = Learned(numbers, averages, learned.statistics)
         context = None if context is None else context.detach()
         side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
-        rule = Rule(estimator, q.with_logits, held, pullback, self._report, not self._checked)
+        rule = Rule(estimator, q.with_logits, held, pullback, self._report, self._passes % CHECK_EVERY == 0)
         x, channel = sample(rule, side, q.logits, samples, parameters)
         keeps = has_aux or rule.check or estimator.needs.bound
         rule.x = x if estimator.needs.gradient and keeps else None
-        values, aux = checked(x if estimator.needs.gradient else samples.clone())
+        if not estimator.needs.gradient:
+            x = samples.clone()
+        elif rule.x is not None:
+            # f may change its argument in place, and `rule.x` must stay what it is.
+            x = x.clone()
+        values, aux = checked(x)
         value = mean(rule, values, channel)
         return (value, auxiliary(rule, aux)) if has_aux else value
 
@@ -290,7 +299,7 @@ class Expectation(nn.Module):
 
     def _report(self, statistics: Mapping[str, Tensor]) -> None:
         """Move the running averages after a backward pass, and watch whether the parameters move."""
-        self._checked = True
+        self._passes += 1
         if self.training and statistics:
             averages = {name: getattr(self, name) for name in self._average_names}
             some = next(iter(averages.values()))

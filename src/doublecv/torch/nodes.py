@@ -13,7 +13,7 @@ from doublecv.arrays import log_mean_exp
 from doublecv.checks import differentiated_twice, missing_gradient
 from doublecv.distributions import Distribution, event_size
 from doublecv.estimators import Estimator, Evaluation, Learned
-from doublecv.torch.evaluating import Side, formulas
+from doublecv.torch.evaluating import Side, formulas, only_where
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -98,6 +98,7 @@ class Rule:
         check: whether to verify that only the mean of f reaches the samples; it costs one more backward pass of f.
         x: the samples as f saw them, while `check` is on or auxiliary output exists.
         values: f at the samples, which the backward pass of `mean` leaves for that of `sample`.
+        connected: f at the samples with its graph, where the gradients are differentiated again.
         expected: the gradient that should reach the samples, where it was verified.
         excess: the gradient that reached the samples through auxiliary output.
         gradient: the gradient of f in x, where the objective is not the mean of f.
@@ -111,6 +112,7 @@ class Rule:
     check: bool
     x: Tensor | None = None
     values: Tensor | None = None
+    connected: tuple[Tensor, ...] = ()
     expected: Tensor | None = None
     excess: Tensor | None = None
     gradient: Tensor | None = None
@@ -180,6 +182,7 @@ class _Sample(torch.autograd.Function):
         if weight is None:
             return (None,) * (4 + len(parameters))
         assert rule.values is not None, "the weight and the values both come from the backward pass of mean"
+        given_weight = weight
         q = rule.family(logits.detach()).widen().remember()
         estimator, names = rule.estimator, list(rule.learned.numbers)
         with torch.no_grad():
@@ -189,9 +192,16 @@ class _Sample(torch.autograd.Function):
             weight = torch.where(weight.abs() > tiny, weight, 0)
             df = None
             if estimator.needs.gradient:
-                weighted_df = _checked_gradient(rule, weighted_df, values, samples)
+                weighted_df = _checked_gradient(rule, weighted_df, values, samples, weight)
                 scale = torch.where(weight == 0, 0, samples.shape[0] / weight)
-                df = masked(q, scale, weighted_df.to(samples.dtype)) if rule.gradient is None else rule.gradient
+                df = masked(q, scale, weighted_df.to(samples.dtype))
+                if rule.gradient is not None:
+                    df = only_where(weight != 0, rule.gradient)
+            counts = weight != 0
+            values = only_where(counts, values)
+        # The control variate has a graph of its own, and gradients are off in a backward pass.
+        with torch.enable_grad():
+            side = side.only_where(counts)
         learned = rule.learned._replace(numbers=dict(zip(names, held, strict=True)))
         gradient, of_numbers, statistics = gradients(
             estimator, q, side.evaluation(samples, values, df), learned, weight, side.context, rule.pullback
@@ -201,17 +211,22 @@ class _Sample(torch.autograd.Function):
             of_logits = masked(q, weight, gradient).to(logits.dtype)
         of_parameters = [of_numbers.get(name) for name in names]
         if torch.is_grad_enabled():
-            depends_on = [logits, *parameters, weight, *([] if weighted_df is None else [weighted_df])]
+            depends_on = [logits, *parameters, given_weight, *rule.connected]
+            rule.connected = ()
+            if weighted_df is not None:
+                depends_on.append(weighted_df)
             of_logits, *of_parameters = _differentiable_once([of_logits, *of_parameters], depends_on)
         return None, None, of_logits, None, *of_parameters
 
 
-def _checked_gradient(rule: Rule, weighted_df: Tensor | None, values: Tensor, samples: Tensor) -> Tensor:
+def _checked_gradient(
+    rule: Rule, weighted_df: Tensor | None, values: Tensor, samples: Tensor, weight: Tensor
+) -> Tensor:
     """Return the gradient that the mean of f sent to the samples; raise if it is missing or has other parts."""
     total = torch.zeros_like(samples) if weighted_df is None else weighted_df
     if rule.excess is not None:
         total, rule.excess = total - rule.excess, None
-    if not rule.check:
+    if not rule.check or total.numel() == 0 or not bool(weight.any()):
         return total
     if rule.expected is not None:
         size = rule.expected.abs().max()
@@ -247,6 +262,7 @@ class _Mean(torch.autograd.Function):
         (values,) = ctx.saved_tensors
         rule: Rule = ctx.rule
         rule.values = values.detach()
+        rule.connected = (values,) if torch.is_grad_enabled() else ()
         cotangent = (weight / values.shape[0]).expand(values.shape)
         if rule.estimator.needs.bound:
             cotangent = weight * torch.softmax(values, dim=0)
