@@ -16,10 +16,10 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from doublecv.diagnostics.exact import support
 
 import doublecv as dcv
-from doublecv.jax import estimate
+from doublecv.exact import support
+from doublecv.jax import Expectation
 
 CHUNK = 2**14
 """How many nodes are computed at once."""
@@ -35,17 +35,23 @@ def given_noise(noise):
     return mock.patch.object(jax.random, "uniform", uniform)
 
 
-def estimate_at(estimator, f, q, coefficients, noise, **options):
-    """`estimate`, with noise in place of a key."""
+def estimate_at(estimator, f, q, learned, noise, **options):
+    """Return the explicit estimate, with noise in place of a key."""
     with given_noise(noise):
-        return estimate(f, q, estimator, coefficients, jax.random.key(0), **options)
+        return Expectation(estimator).estimate(f, q, learned, jax.random.key(0), **options)
 
 
-def quadrature_mean(estimator, f, q, coefficients, step, reach=25.0):
+def value_at(estimator, f, q, learned, noise, **options):
+    """Return the differentiable mean, with noise in place of a key."""
+    with given_noise(noise):
+        return Expectation(estimator)(f, q, learned, jax.random.key(0), **options)
+
+
+def quadrature_mean(estimator, f, q, learned, step, reach=25.0):
     """E g for no batch axes."""
     nodes, weights = _grid(*_trapezoid(q, step, reach), q.event_shape)
     anywhere = np.full((estimator.samples, *q.event_shape), 0.5)
-    parts = _parts(estimator, f, q, coefficients)
+    parts = _parts(estimator, f, q, learned)
 
     total = _mean_of_sum(lambda u: parts(u, anywhere)[0], anywhere, nodes, weights)
     values, probabilities = support(type(q)(logits=np.asarray(q.logits)))
@@ -56,7 +62,7 @@ def quadrature_mean(estimator, f, q, coefficients, step, reach=25.0):
     return total
 
 
-def full_mean(estimator, f, q, coefficients, order):
+def full_mean(estimator, f, q, learned, order):
     """E g for Bernoulli and no batch axes, by Gauss-Legendre over u, split at mu, and over v."""
     nodes, weights = np.polynomial.legendre.leggauss(order)
     nodes, weights = (nodes + 1) / 2, weights / 2
@@ -67,12 +73,12 @@ def full_mean(estimator, f, q, coefficients, order):
     one_dimensional += [(nodes, weights)] * len(one_dimensional)
     noise = np.array(list(product(*(points for points, _ in one_dimensional))))
     weight = np.prod(list(product(*(weights for _, weights in one_dimensional))), axis=-1)
-    parts = _parts(estimator, f, q, coefficients)
+    parts = _parts(estimator, f, q, learned)
     noise = noise.reshape(len(noise), 2, estimator.samples, *q.event_shape)
     return _integral(lambda noise: sum(parts(noise[:, 0], noise[:, 1])), noise, weight)
 
 
-def _parts(estimator, f, q, coefficients):
+def _parts(estimator, f, q, learned):
     """The two parts of the estimate at nodes of the noise, B(u) and A(x, v)."""
     assert q.batch_shape == ()
     samples = estimator.samples
@@ -80,9 +86,9 @@ def _parts(estimator, f, q, coefficients):
 
     @jax.jit
     def parts(noise):
-        evaluation = estimate_at(estimator, f, repeated, coefficients, noise).evaluation
+        evaluation = estimate_at(estimator, f, repeated, learned, noise).evaluation
         without = dataclasses.replace(evaluation, dcontrol=evaluation.dcontrol.at[:samples].set(0))
-        whole, rest = (estimator.gradient(repeated, each, coefficients) for each in (evaluation, without))
+        whole, rest = (estimator.apply(repeated, each, learned).gradient for each in (evaluation, without))
         return whole - rest, rest
 
     def at_nodes(u, v):

@@ -1,4 +1,4 @@
-"""Functions f with gradients known by hand, and the estimators set up for them, for every array library."""
+"""Functions f with gradients known by hand, and learned states of the estimators for them, for every array library."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from doublecv.diagnostics.exact import support
 
 import doublecv as dcv
 from doublecv.arrays import namespace
-from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator, make
+from doublecv.distributions import Distribution, event_size
+from doublecv.estimators import Estimator, Evaluation, Learned, LinearEstimator, fixed_coefficients, make, names
+from doublecv.exact import enumerate_outcomes, exact_mean
 
 VARIABLES = {dcv.Bernoulli: (3,), dcv.Categorical: (2, 3)}
 """The event shapes of the battery: few enough outcomes to enumerate, and more than one variable."""
@@ -36,8 +36,7 @@ class Problem:
     def expected_f(self, q: Distribution):
         if self.known_mean is not None:
             return self.known_mean(q)
-        points, probabilities = support(q)
-        return q.xp.sum(probabilities * self.f(points), axis=0)
+        return exact_mean(self.f, q)
 
     def _flatten(self, x):
         return namespace(x).reshape(x, (*x.shape[: x.ndim - self.event_axes], -1))
@@ -99,7 +98,7 @@ def network(size: int, event_axes: int) -> Problem:
 
 
 def linear(size: int, event_axes: int) -> Problem:
-    """A linear f, on which a Taylor surrogate is exact."""
+    """A linear f, on which a Taylor expansion is exact."""
     weights = np.random.default_rng(4).normal(size=size)
 
     def f(xp, x):
@@ -139,43 +138,78 @@ def make_logits(family: type[Distribution], batch: tuple[int, ...] = (2,), seed:
 
 
 FEATURES = 4
-"""The features of the context of a surrogate."""
+"""The number of features of the context."""
+
+LEARNING_STEPS = 30
+"""The number of steps after which running averages are taken for learned."""
+
+
+BINARY = tuple(name for name in names() if dcv.Bernoulli in make(name, samples=4).needs.families)
+"""The registered estimators that support Bernoulli."""
 
 
 def samples_for(name: str, samples: int = 2) -> int:
-    """K, or the least that the estimator takes."""
-    return max(samples, make(name, samples=4).minimum_samples)
+    """Return K, or the least that the estimator takes."""
+    return max(samples, make(name, samples=4).needs.minimum_samples)
 
 
-def make_estimator(name: str, samples: int, problem: Problem | None = None, variables: int | None = None) -> Estimator:
-    """The registered estimator, with the exact mean of f or the context where it asks for that.
+def make_estimator(name: str, samples: int = 2) -> Estimator:
+    """Return the registered estimator with K samples, or with the least that it takes."""
+    return make(name, samples=samples_for(name, samples))
 
-    The context is the same for all batch elements, so that it goes with batches of any shape.
+
+def make_context(batch: tuple[int, ...] = (2,)):
+    """Return features of each batch element."""
+    return np.random.default_rng(8).normal(size=(*batch, FEATURES))
+
+
+def make_learned(estimator: Estimator, q: Distribution, context: Any = None, value: float = 0.7) -> Learned:
+    """Return a learned state that is far from the start, as NumPy arrays.
+
+    Numbers are random, scalars are equal to `value`, and running averages are those of a few steps on a random network.
     """
-    estimator = make(name, samples=samples_for(name, samples))
-    if isinstance(estimator, dcv.RStar) and problem is not None:
-        return dataclasses.replace(estimator, expected_f=problem.expected_f)
-    if isinstance(estimator, dcv.Surrogate):
-        (default,) = VARIABLES[dcv.Bernoulli]
-        context = np.random.default_rng(8).normal(size=FEATURES)
-        return dataclasses.replace(
-            estimator, variables=variables or default, features=FEATURES, directions=2, context=context
-        )
-    return estimator
-
-
-def make_coefficients(estimator: Estimator, value: float) -> dict[str, Any]:
-    """Coefficients that are far from their start: numbers equal to `value`, and random matrices made from it."""
     generator = np.random.default_rng(int(1000 * abs(value)))
+    q = type(q)(logits=np.asarray(q.logits, dtype=float))
+    context = None if context is None else np.asarray(context)
+    start = estimator.init(q, context)
+    numbers = {
+        name: value * generator.normal(size=np.shape(array)) if np.ndim(array) else np.asarray(value)
+        for name, array in start.numbers.items()
+    }
+    if "log_temperature" in numbers:
+        numbers |= {"log_temperature": np.asarray(-0.5), "scale": np.asarray(0.8)}
+    learned = start._replace(numbers=numbers)
+    if not learned.averages or 0 in q.batch_shape:
+        return learned
+    problem = network(event_size(q), q.event_axes)
+    for _ in range(LEARNING_STEPS):
+        applied = estimator.apply(q, make_evaluation(estimator, problem, q, generator), learned, None, context)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    return learned
 
-    def scattered(start):
-        if isinstance(start, dict):
-            return {name: scattered(entry) for name, entry in start.items()}
-        return generator.normal(size=np.shape(start)) if np.ndim(start) else value
 
-    coefficients = scattered(estimator.coefficients())
-    for name in estimator.averaged:
-        products = coefficients[name] @ coefficients[name].T
-        # Far from singular, so that float32 solves with it as float64 does.
-        coefficients[name] = products + len(products) * np.eye(len(products))
-    return coefficients
+def make_evaluation(estimator: Estimator, problem: Problem, q: Distribution, generator: Any) -> Evaluation:
+    """Return f at drawn samples and at the mean; relaxed points get random numbers."""
+    x = estimator.draw(q, generator.uniform(size=estimator.noise_shape(q)))
+    control = dcontrol = None
+    if points := estimator.needs.relaxed_points:
+        control = generator.normal(size=(points, *q.batch_shape))
+        dcontrol = generator.normal(size=(points, *q.logits.shape))
+    mean = q.mean
+    expected_f = problem.expected_f(q) if estimator.needs.expected_f else None
+    return Evaluation(x, problem.f(x), problem.df(x), problem.f(mean), problem.df(mean), expected_f, control, dcontrol)
+
+
+def best_coefficients(estimator: LinearEstimator, problem: Problem, q: Distribution) -> Learned:
+    """Return the coefficients of least total variance, exactly: the vertex of a parabola."""
+    outcomes = enumerate_outcomes(problem.f, q, estimator, problem.df)
+    g0, h = estimator.parts(outcomes.q, outcomes.evaluation).vectors()
+
+    def moment(a, b):
+        return np.sum(outcomes.expectation(a * b))
+
+    system = np.array([[moment(one, other) for other in h.values()] for one in h.values()])
+    right = np.array([moment(one, g0) for one in h.values()])
+    scale = np.sqrt(np.diag(system))
+    solution = -np.linalg.lstsq(system / np.outer(scale, scale), right / scale, rcond=1e-13)[0] / scale
+    return fixed_coefficients(dict(zip(h, solution, strict=True)))

@@ -4,82 +4,75 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from doublecv.estimators.rebar import relaxed_points
 
 import doublecv as dcv
-from doublecv.arrays import detach, namespace
-from doublecv.estimators.concrete import relax
-from doublecv.jax import expect
+from doublecv.arrays import detach
+from doublecv.estimators.concrete import relax, relaxed_points
+from noise_quadrature import value_at
 
 KINDS = ("rebar", "relax")
 
 
-def make_relaxed(kind, event_shape, samples=1, cls=None, **values):
-    """The estimator and its coefficients, away from their start where `values` say so."""
-    if kind == "rebar":
-        estimator = (cls or dcv.Rebar)(samples)
-    else:
-        generator = np.random.default_rng(5)
-        parameters = {
-            "inner": 0.4 * generator.normal(size=(int(np.prod(event_shape)), 4)),
-            "outer": 0.1 * generator.normal(size=4),
-        }
-        axes = len(event_shape)
+def make_relaxed(kind, q, samples=1, cls=None, context=None, **values):
+    """Return the estimator and its learned state, away from the start where `values` say so."""
+    estimator = (cls or dcv.Rebar)(samples) if kind == "rebar" else (cls or dcv.Relax)(samples, units=4)
+    learned = estimator.init(q, context)
+    assert values.keys() <= learned.numbers.keys()
+    changed = learned.numbers | {name: np.asarray(value, dtype=float) for name, value in values.items()}
+    return estimator, learned._replace(numbers=changed)
 
-        def apply(parameters, z):
-            flat = z.reshape(*z.shape[: z.ndim - axes], -1)
-            return namespace(z).tanh(flat @ parameters["inner"]) @ parameters["outer"]
 
-        estimator = dcv.Relax(samples, network=parameters, apply=apply)
-    coefficients = estimator.coefficients()
-    for name, value in values.items():
-        assert name in coefficients
-        coefficients[name] = value
-    return estimator, coefficients
+@dataclass(frozen=True)
+class SmoothRelax(dcv.Relax):
+    """RELAX with tanh units, so that the trapezoidal rule converges to nearly all digits."""
+
+    def _network(self, q, z, numbers, context):
+        xp = q.xp
+        flat = xp.reshape(z, (*q.batch_shape, -1))
+        return xp.tanh(flat @ numbers["from_point"] + numbers["hidden_bias"]) @ numbers["to_output"]
 
 
 @dataclass(frozen=True)
 class ConditionalHeld(dcv.Rebar):
     """REBAR without the derivative of the conditional sample in the logits."""
 
-    def control(self, f, q, noise, x, coefficients):
+    def control(self, f, q, noise, x, numbers, context):
         logits = q.xp.concat([q.logits[: self.samples], detach(q.logits[self.samples :])])
-        return super().control(f, type(q)(logits=logits), noise, x, coefficients)
+        return super().control(f, type(q)(logits=logits), noise, x, numbers, context)
 
 
 @dataclass(frozen=True)
 class ConditionTurned(dcv.Rebar):
     """REBAR with a z~ that is drawn given the other value of a variable that has two."""
 
-    def control(self, f, q, noise, x, coefficients):
-        return super().control(f, q, noise, 1 - x, coefficients)
+    def control(self, f, q, noise, x, numbers, context):
+        return super().control(f, q, noise, 1 - x, numbers, context)
 
 
 @dataclass(frozen=True)
 class SameRelaxation(dcv.Rebar):
     """REBAR with z itself in the place of z~."""
 
-    def control(self, f, q, noise, x, coefficients):
+    def control(self, f, q, noise, x, numbers, context):
         z = relaxed_points(q, noise, x)[: self.samples]
-        return coefficients["scale"] * f(relax(q, q.xp.concat([z, z]), coefficients))
+        return numbers["scale"] * f(relax(q, q.xp.concat([z, z]), numbers["log_temperature"]))
 
 
 @dataclass(frozen=True)
 class OnePercentMore(dcv.Rebar):
     """REBAR that is a little too large."""
 
-    def formula(self, q, evaluation, coefficients):
-        return 1.01 * super().formula(q, evaluation, coefficients)
+    def formula(self, q, evaluation, learned, weight, context):
+        applied = super().formula(q, evaluation, learned, weight, context)
+        return applied._replace(gradient=1.01 * applied.gradient)
 
 
-def leaking_expect(f, q, estimator, coefficients, key):
-    """`expect` whose control variate is differentiated in all that f closes over, as one backward pass would do it."""
+def leaking_value_at(estimator, f, q, learned, noise):
+    """Return the mean whose control variate is differentiated in all that f closes over, as one backward pass would."""
     held = q.detach()
-    noise = jax.random.uniform(key, estimator.noise_shape(held), held.logits.dtype)
     x = estimator.draw(held, noise)
-    repeated = held.broadcast_to((estimator.relaxed_points, *held.batch_shape))
-    control = estimator.control(f, repeated, noise, x, coefficients)[estimator.samples :]
-    return expect(f, q, estimator, coefficients, key) - jnp.mean(control - detach(control), axis=0)
+    repeated = held.broadcast_to((estimator.needs.relaxed_points, *held.batch_shape))
+    control = estimator.control(f, repeated, noise, x, learned.numbers, None)[estimator.samples :]
+    return value_at(estimator, f, q, learned, noise) - jnp.mean(control - detach(control), axis=0)

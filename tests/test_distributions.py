@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
-from doublecv.diagnostics.exact import support
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import doublecv as dcv
+from doublecv.exact import support
 from problems import VARIABLES, make_logits
 
 FAMILIES = [dcv.Bernoulli, dcv.Categorical]
@@ -39,13 +39,13 @@ class TestAgainstEnumeration:
 
     def test_mean(self, q):
         points, probabilities = support(q)
-        np.testing.assert_allclose(q.weigh(probabilities, points).sum(0), q.mean, rtol=1e-13)
+        np.testing.assert_allclose(q.scale(probabilities, points).sum(0), q.mean, rtol=1e-13)
 
     def test_covariance_is_the_mean_of_score_times_deviation(self, q):
         points, probabilities = support(q)
         v = np.random.default_rng(0).normal(size=q.logits.shape)
-        product = q.weigh(probabilities * q.dot(points - q.mean, v), q.score(points)).sum(0)
-        np.testing.assert_allclose(product, q.covariance(v), atol=1e-14)
+        product = q.scale(probabilities * q.dot(points - q.mean, v), q.score(points)).sum(0)
+        np.testing.assert_allclose(product, q.covariance_product(v), atol=1e-14)
 
     def test_entropy_and_divergence(self, q, family):
         other = family(logits=make_logits(family, batch=(2, 1), seed=9))
@@ -72,7 +72,7 @@ class TestAgainstEnumeration:
 
 @pytest.mark.parametrize("entries", [1, 2, 33])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_dots_are_the_inner_products_of_all_pairs(family, library, entries, x64):
+def test_pairwise_dots_are_the_inner_products_of_all_pairs(family, library, entries, x64):
     generator, as_array = np.random.default_rng(0), LIBRARIES[library]
     for batch in ((), (4,), (0,), (2, 3)):
         shape = (*batch, *VARIABLES[family])
@@ -81,7 +81,7 @@ def test_dots_are_the_inner_products_of_all_pairs(family, library, entries, x64)
             generator.normal(size=(entries, *shape)),
             generator.normal(size=(3, *shape)),
         )
-        found = family(logits=as_array(logits)).dots(as_array(a), as_array(b))
+        found = family(logits=as_array(logits)).pairwise_dot(as_array(a), as_array(b))
         wanted = (a[:, None] * b[None]).sum(axis=tuple(range(-family.event_axes, 0)))
         assert tuple(found.shape) == wanted.shape
         np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12, atol=1e-12)
@@ -98,7 +98,16 @@ class TestNumerics:
         q = family(logits=LIBRARIES[library](values))
         x = q.sample(LIBRARIES[library](np.full(values.shape[:1], 0.5, dtype=dtype)))
         other = family(logits=LIBRARIES[library](np.ones_like(values)))
-        for result in (q.mean, q.covariance(x), q.log_prob(x), q.entropy(), q.kl(other), q.kl(q), q.score(x), x):
+        for result in (
+            q.mean,
+            q.covariance_product(x),
+            q.log_prob(x),
+            q.entropy(),
+            q.kl(other),
+            q.kl(q),
+            q.score(x),
+            x,
+        ):
             assert str(np.asarray(result).dtype) == dtype
             assert np.all(np.isfinite(np.asarray(result)))
 
@@ -110,7 +119,7 @@ class TestNumerics:
         tolerance = 4 * np.finfo(dtype).eps * 80
         np.testing.assert_allclose(q.mean, scipy.special.expit(exact), rtol=tolerance)
         wanted = scipy.special.expit(exact) * scipy.special.expit(-exact)
-        np.testing.assert_allclose(q.covariance(np.ones_like(logits)), wanted, rtol=tolerance)
+        np.testing.assert_allclose(q.covariance_product(np.ones_like(logits)), wanted, rtol=tolerance)
         ones = dcv.Bernoulli(logits=logits[:, None]).log_prob(np.ones_like(logits)[:, None])
         np.testing.assert_allclose(ones, scipy.special.log_expit(exact), rtol=tolerance)
 
@@ -174,7 +183,7 @@ class TestLibraries:
         np.testing.assert_array_equal(np.asarray(x), reference_x)
         pairs = [
             (q.mean, reference.mean),
-            (q.covariance(x), reference.covariance(reference_x)),
+            (q.covariance_product(x), reference.covariance_product(reference_x)),
             (q.score(x), reference.score(reference_x)),
             (q.log_prob(x), reference.log_prob(reference_x)),
             (q.entropy(), reference.entropy()),
@@ -213,10 +222,47 @@ class TestLibraries:
     def test_bfloat16(self, family):
         q = family(logits=jnp.zeros(SHAPES[family], jnp.bfloat16))
         x = q.sample(jnp.full((*SHAPES[family][:1], VARIABLES[family][0] if family is dcv.Bernoulli else 2), 0.4))
-        assert {str(a.dtype) for a in (q.mean, x, q.log_prob(x), q.covariance(x))} == {"bfloat16"}
+        assert {str(a.dtype) for a in (q.mean, x, q.log_prob(x), q.covariance_product(x))} == {"bfloat16"}
+
+
+class TestProbs:
+    @pytest.mark.parametrize("library", LIBRARIES)
+    def test_probabilities_in_place_of_logits(self, family, library, x64):
+        probs = LIBRARIES[library](family(logits=make_logits(family)).mean)
+        np.testing.assert_allclose(np.asarray(family(probs=probs).mean), np.asarray(probs), rtol=1e-12)
+
+    def test_certain_variables(self, family):
+        probs = np.array([[0.0, 1.0], [1.0, 0.0]])
+        with np.errstate(divide="ignore"):
+            np.testing.assert_array_equal(family(probs=probs).mean, probs)
+
+    def test_both_or_neither(self, family):
+        with pytest.raises(TypeError, match=f"{family.__name__} takes either logits or probs, got both"):
+            family(np.zeros((2, 3)), probs=np.ones((2, 3)))
+        with pytest.raises(TypeError, match=f"{family.__name__} takes either logits or probs, got neither"):
+            family()
+        with pytest.raises(TypeError, match="probs must be a NumPy, JAX or torch array, got list"):
+            family(probs=[0.5])
 
 
 class TestErrors:
+    @pytest.mark.parametrize(
+        ("shape", "bad"), [((3, 0), dcv.Bernoulli), ((0, 3), dcv.Categorical), ((2, 0), dcv.Categorical)]
+    )
+    def test_no_variable_or_no_category(self, shape, bad):
+        with pytest.raises(
+            ValueError, match=rf"logits of {bad.__name__} must have shape .* at least one variable.*got"
+        ):
+            bad(logits=np.zeros(shape))
+
+    def test_immutable(self, family):
+        with pytest.raises(AttributeError, match="is immutable; make a new one to change logits"):
+            family(np.zeros((2, 3))).logits = np.ones((2, 3))
+
+    def test_kl_divergence_is_the_same_as_kl(self, family):
+        q, p = (family(logits=make_logits(family, seed=seed)) for seed in (1, 2))
+        np.testing.assert_array_equal(q.kl_divergence(p), q.kl(p))
+
     def test_shapes(self, family):
         q = family(logits=np.zeros(SHAPES[family]))
         with pytest.raises(ValueError, match=r"x must have a shape that ends in .*, got shape \(5,\)"):

@@ -11,8 +11,8 @@ import torch
 import doublecv as dcv
 from doublecv.estimators.concrete import Concrete, conditional_sample, relax, relaxed_sample, softplus
 from doublecv.estimators.couplings import Independent
-from doublecv.jax import expect
-from noise_quadrature import estimate_at, given_noise
+from doublecv.estimators.evaluation import Evaluation
+from noise_quadrature import estimate_at, value_at
 from relaxed import make_relaxed
 
 SHAPES = {dcv.Bernoulli: (3,), dcv.Categorical: (2, 3)}
@@ -49,7 +49,7 @@ def test_the_relaxed_point_nears_the_hard_sample_as_the_temperature_falls(family
     q = distribution(family)
     noise = uniform(Concrete().noise_shape(q, 50))
     x, z = Concrete().draw(q, noise), relaxed_sample(q, noise[0])
-    far, near, nearest = (np.abs(relax(q, z, {"log_temperature": t}) - x).max() for t in (0.0, -3.0, -9.0))
+    far, near, nearest = (np.abs(relax(q, z, t) - x).max() for t in (0.0, -3.0, -9.0))
     assert far > near > nearest
     assert nearest < 1e-3
 
@@ -123,7 +123,7 @@ def test_softplus_has_the_derivatives_of_softplus_also_at_0(x64):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_numpy_jax_and_torch_have_the_same_control_variate_and_gradient(x64, family):
     q = distribution(family)
-    estimator, coefficients = make_relaxed("rebar", q.event_shape, samples=2, log_temperature=-0.7)
+    estimator, learned = make_relaxed("rebar", q, samples=2, log_temperature=-0.7)
     noise = uniform(estimator.noise_shape(q))
     axes = tuple(range(-family.event_axes, 0))
 
@@ -131,27 +131,25 @@ def test_numpy_jax_and_torch_have_the_same_control_variate_and_gradient(x64, fam
         return (x**3).sum(axes)
 
     on_jax = family(logits=jnp.asarray(q.logits))
-    result = jax.jit(lambda noise: estimate_at(estimator, f, on_jax, coefficients, noise))(noise)
+    result = jax.jit(lambda noise: estimate_at(estimator, f, on_jax, learned, noise))(noise)
 
     x = estimator.draw(q, noise)
     assert np.array_equal(x, result.evaluation.x)
-    control = estimator.control(f, q.broadcast_to((4,)), noise, x, coefficients)
+    control = estimator.control(f, q.broadcast_to((4,)), noise, x, learned.numbers, None)
     assert np.allclose(control, result.evaluation.control, rtol=1e-12)
 
     logits = torch.tensor(np.stack([q.logits] * 4), requires_grad=True)
-    learned = {
-        name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in coefficients.items()
-    }
+    numbers = {name: torch.tensor(value, requires_grad=True) for name, value in learned.numbers.items()}
     on_torch = family(logits=torch.tensor(q.logits))
     drawn = estimator.draw(on_torch, torch.tensor(noise))
-    control = estimator.control(f, family(logits=logits), torch.tensor(noise), drawn, learned)
+    control = estimator.control(f, family(logits=logits), torch.tensor(noise), drawn, numbers, None)
     (dcontrol,) = torch.autograd.grad(control.sum(), logits, create_graph=True)
-    evaluation = dcv.Evaluation(drawn, f(drawn), control=control, dcontrol=dcontrol)
-    gradient = estimator.gradient(on_torch, evaluation, learned)
+    evaluation = Evaluation(drawn, f(drawn), control=control, dcontrol=dcontrol)
+    gradient = estimator.apply(on_torch, evaluation, learned._replace(numbers=numbers)).gradient
     assert np.allclose(gradient.detach(), result.gradient, rtol=1e-10, atol=1e-12)
-    for name, value in learned.items():
+    for name, value in numbers.items():
         (given,) = torch.autograd.grad((gradient**2).mean(), value, retain_graph=True)
-        assert np.allclose(given, result.coefficient_gradient[name], rtol=1e-9)
+        assert np.allclose(given, result.learned_gradient.numbers[name], rtol=1e-9)
 
 
 # No NaN
@@ -183,7 +181,7 @@ def extreme_logits(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_nan_at_the_ends_of_logits_noise_and_temperature(family, kind):
     q = family(logits=jnp.asarray(extreme_logits(family)))
-    estimator, coefficients = make_relaxed(kind, q.event_shape)
+    estimator, learned = make_relaxed(kind, q)
     noise = extreme_noise(estimator, q)
     w = jnp.ones(q.event_shape)
 
@@ -191,15 +189,15 @@ def test_nothing_is_nan_at_the_ends_of_logits_noise_and_temperature(family, kind
         return lambda x: jnp.sum(w * (x - 0.499) ** 2, axis=tuple(range(-family.event_axes, 0)))
 
     @jax.jit
-    def everything(logits, coefficients, w):
-        def loss(logits, coefficients, w):
-            with given_noise(noise):
-                return expect(f(w), family(logits=logits), estimator, coefficients, jax.random.key(0)).mean()
+    def everything(logits, learned, w):
+        def loss(logits, learned, w):
+            return value_at(estimator, f(w), family(logits=logits), learned, noise).mean()
 
-        return estimate_at(estimator, f(w), q, coefficients, noise), jax.grad(loss, (0, 1, 2))(logits, coefficients, w)
+        return estimate_at(estimator, f(w), q, learned, noise), jax.grad(loss, (0, 1, 2))(logits, learned, w)
 
     for temperature in (0.01, 0.1, 1.0):
-        results = everything(q.logits, coefficients | {"log_temperature": math.log(temperature)}, w)
+        numbers = learned.numbers | {"log_temperature": np.asarray(math.log(temperature))}
+        results = everything(q.logits, jax.tree.map(jnp.float32, learned._replace(numbers=numbers)), w)
         assert results[0].gradient.dtype == jnp.float32
         for leaf in jax.tree.leaves(results):
             assert np.all(np.isfinite(leaf))
@@ -208,7 +206,7 @@ def test_nothing_is_nan_at_the_ends_of_logits_noise_and_temperature(family, kind
 @pytest.mark.parametrize("family", FAMILIES)
 def test_second_derivatives_on_torch_are_finite_at_the_ends(family):
     logits = torch.tensor(extreme_logits(family))
-    estimator, _ = make_relaxed("rebar", SHAPES[family])
+    estimator, _ = make_relaxed("rebar", family(logits=logits))
     q = family(logits=logits)
     noise = torch.tensor(extreme_noise(estimator, q))
     x = estimator.draw(q, noise)
@@ -220,6 +218,7 @@ def test_second_derivatives_on_torch_are_finite_at_the_ends(family):
         noise,
         x,
         {"log_temperature": log_temperature, "scale": 1.0},
+        None,
     )
     (dcontrol,) = torch.autograd.grad(control.sum(), repeated, create_graph=True)
     (second,) = torch.autograd.grad((dcontrol**2).sum(), log_temperature)

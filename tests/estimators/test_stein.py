@@ -1,11 +1,11 @@
-"""The Gibbs Stein operator against its definition, with every neighbour written out."""
+"""The Gibbs Stein operator against its definition, with every neighbor written out."""
 
 import numpy as np
 import pytest
-from doublecv.diagnostics.exact import support
 
 import doublecv as dcv
-from doublecv.estimators.stein import Around, constant_around, gibbs_stein, gibbs_stein_of_score, linear_around
+from doublecv.estimators.stein import NeighborValues, constant_values, gibbs_stein, gibbs_stein_of_score, linear_values
+from doublecv.exact import support
 from problems import make_logits
 
 FAMILIES = [dcv.Bernoulli, dcv.Categorical]
@@ -25,13 +25,13 @@ def replaced(q, x, variable, value):
 
 
 def around(q, x, function):
-    """The function at x and at every neighbour, each of them written out: D times the size of x."""
+    """The function at x and at every neighbor, each of them written out: D times the size of x."""
     variables = range(q.event_shape[0])
     if isinstance(q, dcv.Bernoulli):
         flipped = [replaced(q, x, i, 1 - x[..., i]) for i in variables]
-        return Around(function(x), np.stack([function(y) for y in flipped], axis=-1))
+        return NeighborValues(function(x), np.stack([function(y) for y in flipped], axis=-1))
     at = [[function(replaced(q, x, i, value)) for value in q.variable_values()] for i in variables]
-    return Around(function(x), np.moveaxis(np.array(at), (0, 1), (-2, -1)))
+    return NeighborValues(function(x), np.moveaxis(np.array(at), (0, 1), (-2, -1)))
 
 
 def by_definition(q, x, function):
@@ -57,10 +57,10 @@ def test_the_operator_is_its_definition(q):
 
 
 def test_the_operator_on_a_vector_is_its_definition(q):
-    """(A h s)(x) has D coordinates, each of which asks for all neighbours."""
+    """(A h s)(x) has D coordinates, each of which asks for all neighbors."""
     x, _ = support(q)
     stein = gibbs_stein_of_score(q, x, around(q, x, lambda y: h(y, q.event_axes)))
-    naive = by_definition(q, x, lambda y: q.weigh(h(y, q.event_axes), q.score(y)))
+    naive = by_definition(q, x, lambda y: q.scale(h(y, q.event_axes), q.score(y)))
     np.testing.assert_allclose(stein, naive, atol=1e-13)
 
 
@@ -71,28 +71,28 @@ def test_the_mean_is_zero(q):
     assert np.abs(stein).max() > 0.01
     assert np.abs(of_score).max() > 0.01
     np.testing.assert_allclose((probabilities * stein).sum(0), 0, atol=1e-14)
-    np.testing.assert_allclose(q.weigh(probabilities, of_score).sum(0), 0, atol=1e-14)
+    np.testing.assert_allclose(q.scale(probabilities, of_score).sum(0), 0, atol=1e-14)
 
 
-def test_one_product_makes_those_with_all_neighbours(q):
+def test_one_product_makes_those_with_all_neighbors(q):
     x, _ = support(q)
     v = np.random.default_rng(0).normal(size=x.shape)
     written_out = around(q, x, lambda y: q.dot(v, y) - 0.3)
-    short = linear_around(q, x, v, written_out.here)
-    np.testing.assert_allclose(short.neighbours, written_out.neighbours, atol=1e-14)
+    short = linear_values(q, x, v, written_out.here)
+    np.testing.assert_allclose(short.neighbors, written_out.neighbors, atol=1e-14)
 
 
 def test_a_constant_is_mapped_to_zero(q):
     x, _ = support(q)
-    same = constant_around(q, np.full(x.shape[: x.ndim - q.event_axes], 1.7))
-    everywhere = Around(same.here, np.broadcast_to(same.neighbours, x.shape))
+    same = constant_values(q, np.full(x.shape[: x.ndim - q.event_axes], 1.7))
+    everywhere = NeighborValues(same.here, np.broadcast_to(same.neighbors, x.shape))
     np.testing.assert_allclose(gibbs_stein(q, x, everywhere), 0, atol=1e-14)
 
 
 @pytest.mark.parametrize("infinity", [-np.inf, np.inf])
-def test_a_certain_variable_has_no_neighbours(infinity):
+def test_a_certain_variable_has_no_neighbors(infinity):
     q = dcv.Bernoulli(logits=np.array([infinity, 0.4]))
     x = np.array([float(infinity > 0), 1.0])
-    at = Around(np.array(2.0), np.array([100.0, 3.0]))
+    at = NeighborValues(np.array(2.0), np.array([100.0, 3.0]))
     np.testing.assert_allclose(gibbs_stein(q, x, at), (1 - q.mean[1]) / 2)
     assert gibbs_stein_of_score(q, x, at)[0] == 0

@@ -1,0 +1,169 @@
+"""Numbers at their limits, in both front-ends: extreme logits in float32, vanishing weights, masked NaN."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import doublecv as dcv
+import doublecv.jax
+import doublecv.torch
+from doublecv import estimators
+from doublecv.arrays import namespace
+from problems import BINARY, make_context, make_estimator, make_learned
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+KEY = jax.random.key(0)
+WEIGHTS = np.random.default_rng(5).normal(size=(6, 3))
+FRAMEWORKS = ("jax", "torch")
+RELAXED = [name for name in BINARY if estimators.make(name, samples=4).needs.relaxed_points]
+
+
+def smooth(x, xp):
+    return xp.sum(xp.tanh(x @ xp.asarray(WEIGHTS, dtype=x.dtype)), axis=-1)
+
+
+class Case:
+    """One estimator, its learned state and its noise, for both frameworks."""
+
+    def __init__(self, name, logits):
+        self.estimator = make_estimator(name, 4)
+        self.logits = logits
+        self.context = make_context(logits.shape[:-1]) if self.estimator.needs.context else None
+        # The state of moderate logits: that of extreme ones knows no variance.
+        moderate = dcv.Bernoulli(logits=np.random.default_rng(2).normal(size=logits.shape))
+        self.learned = make_learned(self.estimator, moderate, self.context, 0.4)
+        # Numbers of 23 bits, which float32 holds, so that both types draw the same samples.
+        shape = self.estimator.noise_shape(dcv.Bernoulli(logits))
+        self.noise = np.random.default_rng(3).integers(1, 2**23, size=shape) / 2**23
+
+    def estimate(self, framework, dtype):
+        if framework == "jax":
+            return np.asarray(self._in_jax(dtype), dtype=float)
+        return self._in_torch(dtype).double().numpy()
+
+    def _in_jax(self, dtype):
+        expectation = doublecv.jax.Expectation(self.estimator)
+        learned, context = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (self.learned, self.context))
+        original = jax.random.uniform
+        jax.random.uniform = lambda key, shape, kind: jnp.asarray(self.noise, kind)
+        try:
+            q = dcv.Bernoulli(jnp.asarray(self.logits, dtype))
+            return expectation.estimate(lambda x: smooth(x, jnp), q, learned, KEY, context=context).gradient
+        finally:
+            jax.random.uniform = original
+
+    def _in_torch(self, dtype):
+        expectation = self.module(dtype)
+        q, context = dcv.Bernoulli(torch.tensor(self.logits, dtype=getattr(torch, dtype))), self.torch_context(dtype)
+        noise = torch.tensor(self.noise, dtype=getattr(torch, dtype))
+        return expectation.estimate(lambda x: smooth(x, namespace(x)), q, context=context, noise=noise).gradient
+
+    def torch_context(self, dtype):
+        return None if self.context is None else torch.tensor(self.context, dtype=getattr(torch, dtype))
+
+    def module(self, dtype="float64"):
+        q = dcv.Bernoulli(torch.tensor(self.logits, dtype=getattr(torch, dtype)))
+        expectation = doublecv.torch.Expectation(self.estimator).init(q, context=self.torch_context(dtype))
+        state = self.learned.numbers | self.learned.averages
+        expectation.load_state_dict({name: torch.tensor(np.array(value)) for name, value in state.items()})
+        return expectation
+
+
+@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("largest", [15.0, 100.0])
+@pytest.mark.parametrize("name", BINARY)
+def test_float32_agrees_with_float64_at_extreme_logits(name, largest, framework):
+    logits = np.random.default_rng(1).uniform(-largest, largest, size=(32, 6)).astype(np.float32)
+    # Some are moderate, so that there is a gradient to compare.
+    logits[:, :2] = logits[:, :2] / largest
+    case = Case(name, logits.astype(float))
+    narrow, wide = case.estimate(framework, "float32"), case.estimate(framework, "float64")
+    assert np.isfinite(narrow).all()
+    assert np.linalg.norm(wide) > 1e-2
+    assert np.linalg.norm(narrow - wide) < 1e-3 * np.linalg.norm(wide)
+
+
+def weighted_torch(case, f, loss):
+    """Return the gradients of a loss in the logits and the numbers, and the moved averages."""
+    expectation = case.module().train()
+    logits = torch.tensor(case.logits, requires_grad=True)
+    options = {"context": case.torch_context("float64"), "noise": torch.tensor(case.noise)}
+    loss(expectation(f, dcv.Bernoulli(logits), **options)).backward()
+    numbers = {name: parameter.grad.numpy() for name, parameter in expectation.named_parameters()}
+    return logits.grad.numpy(), numbers, {name: value.numpy() for name, value in expectation.named_buffers()}
+
+
+def weighted_jax(case, f, loss):
+    expectation = doublecv.jax.Expectation(case.estimator)
+    learned, context = jax.tree.map(jnp.asarray, (case.learned, case.context))
+    original = jax.random.uniform
+    jax.random.uniform = lambda key, shape, kind: jnp.asarray(case.noise, kind)
+    try:
+        of_logits, of_learned = jax.grad(
+            lambda logits, learned: loss(expectation(f, dcv.Bernoulli(logits), learned, KEY, context=context)),
+            argnums=(0, 1),
+        )(jnp.asarray(case.logits), learned)
+    finally:
+        jax.random.uniform = original
+    state = doublecv.jax.State(learned, expectation.optimizer.init(learned.numbers))
+    averages = expectation.update(of_learned, state).learned.averages
+    return tuple(jax.tree.map(np.asarray, each) for each in (of_logits, of_learned.numbers, averages))
+
+
+RUN = {"jax": weighted_jax, "torch": weighted_torch}
+MASK_NAMES = [name for name in BINARY if name not in RELAXED]
+FAST_MASKED = ("rloo", "double-cv", "muprop", "quadratic-double-cv", "surrogate-quadratic-double-cv", "rodeo")
+
+
+def masked_cases():
+    for framework in FRAMEWORKS:
+        for name in MASK_NAMES:
+            slow = framework == "jax" and name not in FAST_MASKED
+            yield pytest.param(framework, name, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(("framework", "name"), list(masked_cases()))
+def test_a_masked_element_does_not_matter_even_if_f_is_not_finite_there(framework, name):
+    """`where(pad, 0, value)`: the gradient of the logits, of the numbers, and the averages are those without NaN."""
+    case = Case(name, np.random.default_rng(1).normal(size=(4, 6)))
+    pad = np.array([False, True, False, False])
+
+    def f_with(factor):
+        def f(x):
+            xp = namespace(x)
+            return smooth(x, xp) * xp.asarray(np.where(pad, factor, 1.0))
+
+        return f
+
+    def loss(value):
+        xp = namespace(value)
+        return xp.sum(xp.where(xp.asarray(pad), xp.zeros_like(value), value))
+
+    found, wanted = (RUN[framework](case, f_with(factor), loss) for factor in (np.nan, 1.0))
+    assert not found[0][1].any()
+    assert np.isfinite(found[0]).all()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, wanted)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("name", ["double-cv", "quadratic-double-cv", "surrogate-quadratic-double-cv"])
+def test_a_vanishing_weight_counts_as_little_as_none(framework, name):
+    case = Case(name, np.random.default_rng(1).normal(size=(2, 6)))
+
+    def f(x):
+        return smooth(x, namespace(x))
+
+    results = []
+    for scores in ([0.0, -90.0], [0.0, -900.0]):
+        weight = np.exp(np.array(scores))
+
+        def loss(value, weight=weight):
+            return (value * namespace(value).asarray(weight)).sum()
+
+        results.append(RUN[framework](case, f, loss))
+    for leaf in jax.tree.leaves(results):
+        assert np.isfinite(leaf).all()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-30), *results)
