@@ -81,7 +81,7 @@ LARGEST = 30.0
 JUMP = 4.0
 """If two steps in a row exceed the running scale by this much in the logarithm, the scale follows at once."""
 
-UNSEEN = 3.0
+UNSEEN = 1.0
 """The number of elements that are assumed in the judgement to have no cancellation at all."""
 
 LEAST_RIDGE = 1e-8

@@ -135,10 +135,9 @@ class WeightedScores(Parts):
         return derivatives | {name: derivatives[name] - xp.sum(cotangent * r) for name, r in self.corrections.items()}
 
     def magnitude(self) -> Float[Array, "*batch"]:
-        r"""Return the largest :math:`\frac{1}{K^2} \sum_k w_{ik}^2 \, s(x_k)^T s(x_k)` of the parts i."""
-        xp = self.q.xp
-        largest = xp.max(xp.stack([xp.abs(weight) for weight in self.weights.values()]), axis=0)
-        return score_magnitude(self.q, self.score, largest)
+        r"""Return the mean over the parts i of :math:`\frac{1}{K^2} \sum_k w_{ik}^2 \, s(x_k)^T s(x_k)`."""
+        squares = sum(weight**2 for weight in self.weights.values()) / len(self.weights)
+        return score_magnitude(self.q, self.score, self.q.xp.sqrt(squares))
 
     def subsample(self, step: int) -> Self:
         """Return the parts of every `step`-th batch element."""
