@@ -217,7 +217,7 @@ def _move(averages: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any
     xp = namespace(averages["moments"])
     own = step["products"][0, 0]
 
-    def decays(values: Sequence[float], axes: int) -> Any:
+    def decays(values: Any, axes: int) -> Any:
         like = averages["moments"]
         array = xp.asarray(np.asarray(values), dtype=like.dtype, device=device(like))
         return xp.reshape(array, (-1, *(1,) * axes))

@@ -372,7 +372,7 @@ def _backward(
     x, side, pullback_constants = residuals
     # weighted_df is weight / K times the gradient of f. Where the weight is 0, or too small to be divided by, the batch
     # element does not count.
-    tiny = float(jnp.finfo(weight.dtype).smallest_normal) * values.shape[0] * 4
+    tiny = float(jnp.finfo(weight.dtype).smallest_normal) * values.shape[0] * 4  # type: ignore[no-untyped-call]
     counts = jnp.abs(weight) > tiny
     weight = jnp.where(counts, weight, 0)
     scale = jnp.where(counts, values.shape[0] / jnp.where(counts, weight, 1), 0)

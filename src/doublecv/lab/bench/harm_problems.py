@@ -206,7 +206,7 @@ def problems() -> list[HarmProblem]:
         HarmProblem("autoencoder", k, d, b, learning_rate=0.003) for k, d, b in ((2, 16, 20), (2, 50, 100), (4, 50, 10))
     ]
     changes = [
-        replace(problem, **{change: factor})
+        replace(problem, **{change: factor})  # type: ignore[arg-type]
         for problem in (
             HarmProblem("network", 2, 50, 1, seed=50),
             HarmProblem("quadratic", 4, 10, 1, seed=10),
