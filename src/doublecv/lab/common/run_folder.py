@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -80,5 +81,20 @@ def write_config(folder: Path, command: str, settings: Mapping[str, Any], files:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that the numbers depend on."""
-    return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
+    """Return the versions of Python and of the packages that the numbers depend on, and the commit of a checkout."""
+    found = {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
+    return found | _commit()
+
+
+def _commit() -> dict[str, str]:
+    """Return the commit of doublecv's source; nothing where it is not a checkout, or there is no git."""
+    source = Path(__file__).parents[3]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(source), "rev-parse", "--show-prefix", "HEAD"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    prefix, _, commit = done.stdout.strip().partition("\n")
+    # A package that is installed inside somebody else's checkout has another prefix.
+    return {"commit": commit} if done.returncode == 0 and prefix == "src/" else {}
