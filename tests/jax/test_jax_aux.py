@@ -84,7 +84,7 @@ def test_flax_modules_with_batch_normalization_and_dropout(name):
     def step(parameters, state, logits, key):
         def loss(parameters, logits):
             def f(x):
-                model = nnx.merge(graph, parameters, state)
+                model = nnx.merge(graph, parameters, state, copy=True)
                 values = model(x)
                 return values, (nnx.state(model, nnx.Not(nnx.Param)), values)
 

@@ -94,7 +94,7 @@ def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: Any) ->
             raise TypeError(
                 "f changes state that lives outside of it (a module's BatchNorm statistics, a dropout key, a list), "
                 "which JAX cannot trace. Pass the state into f as a value and return the new one as auxiliary output "
-                "with has_aux=True; for flax, call nnx.merge inside f and return nnx.state(module)"
+                "with has_aux=True; for flax, call nnx.merge(..., copy=True) inside f and return nnx.state(module)"
             ) from error
         check_returned_shape("f", values, (x.shape[0], *q.batch_shape), q)
         if not isinstance(values, jax.Array | np.ndarray):
