@@ -84,8 +84,8 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/score_function.py",
-        "evaluation.f - evaluation.expected_f)",
-        "evaluation.f * evaluation.expected_f)",
+        "subtract_from_samples(evaluation.f, evaluation.expected_f)",
+        "evaluation.f * evaluation.expected_f",
         BATTERY,
     ),
     Mutant(
@@ -97,13 +97,21 @@ MUTANTS = [
     # Taylor expansions.
     Mutant(
         "estimators/taylor.py",
-        "evaluation.f - expansion) + q.covariance",
-        "evaluation.f - expansion) - q.covariance",
+        "residual) + q.covariance_product",
+        "residual) - q.covariance_product",
         BATTERY,
     ),
-    Mutant("estimators/taylor.py", "evaluation.f_mean[None] + q.dot", "0 * evaluation.f_mean[None] - q.dot", BATTERY),
     Mutant(
-        "estimators/taylor.py", "self.coupling.estimate(q, x, b) - c}", "self.coupling.estimate(q, x, b) + c}", BATTERY
+        "estimators/taylor.py",
+        "difference - q.dot(evaluation.df_mean",
+        "difference + q.dot(evaluation.df_mean",
+        BATTERY,
+    ),
+    Mutant(
+        "estimators/taylor.py",
+        "h = self.coupling.estimate(q, x, b) - c",
+        "h = self.coupling.estimate(q, x, b) + c",
+        BATTERY,
     ),
     Mutant(
         "estimators/taylor.py",
@@ -121,7 +129,7 @@ MUTANTS = [
         "estimators/taylor.py", "h = -score_gradient(q, x, leave_one_out(b))", "h = -score_gradient(q, x, b)", BATTERY
     ),
     # The quadratic form.
-    Mutant("estimators/quadratic.py", "Q = (P**2 - compensator) / N", "Q = P**2 / N", BATTERY),
+    Mutant("estimators/quadratic.py", "Q = (P**2 - compensator) * inverse", "Q = P**2 * inverse", BATTERY),
     Mutant("estimators/quadratic.py", "P = q.pairwise_dot(score, G)", "P = q.pairwise_dot(G, score)", BATTERY),
     Mutant("estimators/quadratic.py", '"own": leave_one_out(of_P.own)', '"own": of_P.own', BATTERY),
     Mutant("estimators/quadratic.py", '"own_square": leave_one_out(of_Q.own)', '"own_square": of_Q.own', BATTERY),
@@ -209,20 +217,23 @@ MUTANTS = [
         PARTS,
     ),
     Mutant("estimators/moments.py", "return -scale * xp.linalg.solve", "return scale * xp.linalg.solve", PARTS),
-    Mutant("estimators/moments.py", "before + RATE * (new - before)", "before + RATE * new", PARTS),
-    Mutant(
-        "estimators/moments.py", "usable = (weight > 0) & xp.all(xp.isfinite(products))", "usable = weight > 0", PARTS
-    ),
     Mutant(
         "estimators/moments.py",
-        "new = products / xp.where(usable, weight, xp.ones_like(weight))",
-        "new = products",
+        "lasting = xp.where(log_own < before, log_own, before)",
+        "lasting = xp.where(log_own > before, log_own, before)",
+        PARTS,
+    ),
+    Mutant("estimators/moments.py", "usable = (weight > 0) & xp.all(xp.stack(finite))", "usable = (weight > 0)", PARTS),
+    Mutant(
+        "estimators/moments.py",
+        '(factor**2 if name.endswith("squares") else factor)',
+        "factor",
         PARTS,
     ),
     Mutant(
         "estimators/moments.py",
-        "q.scale(xp.sqrt(weight / event_size(q)), stacked)",
-        "q.scale(weight / event_size(q), stacked)",
+        "q.scale(xp.sqrt(weight), stacked)",
+        "q.scale(weight, stacked)",
         PARTS,
     ),
     # Couplings.
@@ -283,10 +294,15 @@ MUTANTS = [
         "base.gradient - q.covariance_product",
         SURROGATE,
     ),
-    Mutant("estimators/surrogate.py", "f=evaluation.f - detach(fit.r)", "f=evaluation.f + detach(fit.r)", SURROGATE),
+    Mutant(
+        "estimators/surrogate.py",
+        "h = q.covariance_product(fit.slope) - rloo(fit.r)",
+        "h = q.covariance_product(fit.slope) + rloo(fit.r)",
+        SURROGATE,
+    ),
     Mutant("estimators/surrogate.py", "slope + across - diagonal * score)", "slope + across)", SURROGATE),
     Mutant(
-        "estimators/surrogate.py", "xp.where(weight > 0, weight * misfit, xp.zeros_like(misfit))", "misfit", SURROGATE
+        "estimators/surrogate.py", "xp.where(weight > 0, weight * bounded, xp.zeros_like(misfit))", "bounded", SURROGATE
     ),
     # The JAX front-end.
     Mutant(
