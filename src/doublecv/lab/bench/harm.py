@@ -52,7 +52,7 @@ class HarmRow:
 
     @property
     def worst(self) -> float:
-        """Return the largest ratio after two standard errors of its measurement are taken off, and at least 0."""
+        """Return the largest ratio after two standard errors of its measurement are taken off."""
         return float(np.nanmax(np.asarray(self.ratios) - 2 * np.asarray(self.errors)))
 
     @property
