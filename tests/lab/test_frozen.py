@@ -7,6 +7,8 @@ import pytest
 
 from doublecv import estimators
 from doublecv.lab import cli
+from doublecv.lab.common.files import locked
+from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.variance import measure as frozen
@@ -123,3 +125,27 @@ def test_a_folder_without_a_run(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["variance", str(tmp_path), "--out", str(tmp_path / "out")])
     assert "holds no training run" in capsys.readouterr().err
+
+
+def test_a_run_with_parallel_seeds_is_measured_at_its_first_seed(tmp_path):
+    settings = replace(SETTINGS, network="linear", latents=3, steps=4, evaluate_every=4, seeds=2, parallel_seeds=True)
+    run(settings, tmp_path / "run")
+    run(settings.of_seed(1), tmp_path / "alone")
+    (together,), (alone,) = (
+        list(measure(tmp_path / name, (), (2,), draws=8, fit_steps=1)) for name in ("run", "alone")
+    )
+    assert together.variance == pytest.approx(alone.variance, rel=1e-3)
+
+
+def test_runs_one_after_the_other_are_named(tmp_path, capsys):
+    settings = replace(SETTINGS, network="linear", latents=3, seeds=2)
+    train_settings.write(tmp_path / "run", settings)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["variance", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
+    assert f"holds several runs; name one of them, such as {tmp_path / 'run'}/seed-1" in capsys.readouterr().err
+
+
+def test_two_commands_cannot_write_one_folder(tmp_path, capsys):
+    with locked(tmp_path), pytest.raises(SystemExit, match="2"):
+        cli.main(["variance", "run", "--out", str(tmp_path)])
+    assert f"another process works in {tmp_path}" in capsys.readouterr().err

@@ -132,15 +132,13 @@ def measure(
 
 def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tuple[int, VAE]:
     """Return the step and the model of the newest checkpoint, of the first seed if several run in parallel."""
+    if settings.seeds > 1 and not settings.parallel_seeds:
+        raise InputError(f"{folder} holds several runs; name one of them, such as {folder}/seed-{settings.seed}")
     start = partial(start_state, settings, *dataset.train.shape)
     seeds = settings.seed if not settings.parallel_seeds else jnp.asarray(settings.seed_numbers)
     like = jax.eval_shape(jax.vmap(start) if settings.parallel_seeds else start, seeds)
     found = checkpoint.load_newest(folder, like, identity(settings, dataset), lambda _: None)
     if found is None:
-        if settings.seeds > 1:
-            raise InputError(
-                f"{folder} holds several runs; name one of them, for example {folder}/seed-{settings.seed}"
-            )
         raise InputError(f"{folder} has no checkpoint; continue the run with doublecv train --resume {folder}")
     model: VAE = found.state.model
     if settings.parallel_seeds:
