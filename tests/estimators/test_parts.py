@@ -217,18 +217,15 @@ def test_a_quadratic_f_loses_most_of_its_variance_where_double_cv_gains_nothing(
 
     rloo = exact_moments(problem.f, q, dcv.RLOO(2)).variance.sum()
     assert least(dcv.DoubleCV(2)) > 0.4 * rloo
-    assert least(dcv.QuadraticDoubleCV(2)) < 0.02 * rloo
+    assert least(dcv.QuadraticDoubleCV(2)) < 0.025 * rloo
 
 
 def test_a_larger_f_changes_nothing_but_the_estimates_size():
     estimator = dcv.QuadraticDoubleCV(3)
     q, evaluation = drawn(estimator, dcv.Bernoulli)
     scaled = dataclasses.replace(evaluation, f=1e6 * evaluation.f, df=1e6 * evaluation.df)
-    linear = {"current", "crossed", "own", "others"}
-    numbers = dict.fromkeys(estimator.needs.coefficients, 0.4)
-    larger = {name: number if name in linear else 1e6 * number for name, number in numbers.items()}
-    plain = estimator.apply(q, evaluation, fixed_coefficients(numbers)).gradient
-    found = estimator.apply(q, scaled, fixed_coefficients(larger)).gradient
+    learned = fixed_coefficients(dict.fromkeys(estimator.needs.coefficients, 0.4))
+    plain, found = (estimator.apply(q, each, learned).gradient for each in (evaluation, scaled))
     np.testing.assert_allclose(found, 1e6 * plain, rtol=1e-9)
 
 
