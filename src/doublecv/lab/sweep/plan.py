@@ -1,5 +1,7 @@
 """A sweep: a folder with the runs of one or more of the paper's tables and figures, and the plan that fills it.
 
+::
+
     from doublecv.lab.sweep import plan
 
     sweep = plan.load(Path("results"))
