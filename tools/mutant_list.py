@@ -52,9 +52,7 @@ MUTANTS = [
     Mutant("distributions.py", "(other_of_one - of_one)", "(other_of_one + of_one)", DISTRIBUTIONS),
     Mutant("distributions.py", "noise < self.xp.astype(self.mean", "noise > self.xp.astype(self.mean", DISTRIBUTIONS),
     Mutant("distributions.py", "mean * (v - self.xp.sum(mean * v,", "mean * (v - self.xp.sum(v,", DISTRIBUTIONS),
-    Mutant(
-        "distributions.py", "squares - mean * self.xp.sum(squares,", "squares - self.xp.sum(squares,", DISTRIBUTIONS
-    ),
+    Mutant("distributions.py", "squares - mean * self.xp.sum(squares,", "squares - self.xp.sum(squares,", BATTERY),
     Mutant("distributions.py", "self.log_mean - other.log_mean", "self.log_mean", DISTRIBUTIONS),
     Mutant("distributions.py", "(noise[..., None] < upper)", "(noise[..., None] < 1)", DISTRIBUTIONS),
     Mutant(
