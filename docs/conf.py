@@ -75,4 +75,7 @@ napoleon_use_ivar = True
 napoleon_attr_annotations = False
 napoleon_numpy_docstring = False
 # Types of other packages, array shapes and the internals of the laboratory have no page to link to.
-nitpick_ignore_regex = [("py:class", r"(?!doublecv\.(?!lab\.)).*"), ("py:class", r"doublecv\.estimators\.registry\.names")]
+nitpick_ignore_regex = [
+    ("py:class", r"(?!doublecv\.(?!lab\.)).*"),
+    ("py:class", r"doublecv\.estimators\.registry\.names"),
+]
