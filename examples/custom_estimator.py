@@ -29,7 +29,7 @@ WORTH, WEIGHT = np.random.default_rng(0).uniform(0.2, 1.0, (2, ITEMS))
 
 @dataclass(frozen=True)
 class LinearRLOO(DescendingEstimator):
-    r"""Estimate with RLOO of f minus a linear function of x, whose own gradient is known and added,
+    r"""Estimate with RLOO of f minus a linear function of x, whose own gradient is known and added.
 
     .. math:: g = \mathrm{RLOO}(h) + M \, slope, \qquad h(x) = f(x) - slope^T (x - \mu).
 

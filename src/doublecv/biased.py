@@ -73,7 +73,7 @@ class BiasedEstimator(ABC):
 @final
 @dataclass(frozen=True)
 class StraightThrough(BiasedEstimator):
-    r"""Estimate with the straight-through estimator,
+    r"""Estimate with the straight-through estimator.
 
     .. math:: g = \frac{1}{K} \sum_k M \nabla f(x_k),
 
@@ -94,7 +94,7 @@ class StraightThrough(BiasedEstimator):
 @final
 @dataclass(frozen=True)
 class GumbelSoftmaxStraightThrough(BiasedEstimator):
-    r"""Estimate with the straight-through Gumbel-softmax,
+    r"""Estimate with the straight-through Gumbel-softmax.
 
     .. math::
         g = \frac{1}{K} \sum_k \frac{1}{\tau} M(y_k) \nabla f(x_k), \qquad
@@ -137,7 +137,7 @@ class GumbelSoftmaxStraightThrough(BiasedEstimator):
 @final
 @dataclass(frozen=True)
 class ReinMax(BiasedEstimator):
-    r"""Estimate with ReinMax,
+    r"""Estimate with ReinMax.
 
     .. math:: g = \frac{1}{K} \sum_k \Big(2 M(\tfrac{\mu + x_k}{2}) - \tfrac12 M(\mu)\Big) \nabla f(x_k),
 

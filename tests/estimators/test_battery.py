@@ -64,9 +64,7 @@ def test_the_battery_runs_every_name_and_family():
     assert {name for name, family in ran if family is dcv.Categorical}.isdisjoint(binary)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in BINARY if make(n, samples=4).init(dcv.Bernoulli(np.zeros(3))).averages]
-)
+@pytest.mark.parametrize("name", [n for n in BINARY if make(n, samples=4).init(dcv.Bernoulli(np.zeros(3))).averages])
 def test_the_learned_averages_of_the_battery_are_not_those_of_another_estimator(name):
     """Averages that solve to coefficients of 0 would only test RLOO."""
     estimator, q = make_estimator(name, 3), dcv.Bernoulli(logits=make_logits(dcv.Bernoulli))

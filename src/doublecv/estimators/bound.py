@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class MultiSampleBound(LinearEstimator):
-    r"""Estimate the gradient of a bound with S samples,
+    r"""Estimate the gradient of a bound with S samples.
 
     .. math:: E[F], \qquad F = \log \frac{1}{S} \sum_s w(x_s),
 

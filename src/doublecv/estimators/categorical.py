@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class CARMS(FixedEstimator):
-    r"""Estimate with CARMS: K mutually antithetic categorical samples,
+    r"""Estimate with CARMS: K mutually antithetic categorical samples.
 
     .. math:: g = \frac{1}{K (K-1)} \sum_{k < j} (f(x_k) - f(x_j)) \, r_{kj} \, (x_k - x_j),
 
