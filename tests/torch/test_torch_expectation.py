@@ -21,7 +21,7 @@ import doublecv as dcv
 from doublecv.estimators import Evaluation
 from doublecv.estimators.evaluation import FIELDS
 from doublecv.torch import Expectation
-from problems import VARIABLES, best_coefficients, make_problem
+from problems import best_coefficients, make_problem
 
 KINDS = ("rloo", "double-cv", "muprop", "rebar", "relax", "quadratic-double-cv")
 
@@ -141,10 +141,11 @@ def test_any_number_of_batch_axes(name, family, batch):
     values = expectation(problem.f, q, noise=noise, context=context)
     assert values.shape == batch
     values.sum().backward()
-    per_category = noise.shape[-family.event_axes :] == VARIABLES[family]
-    axis = noise.ndim - len(batch) - (family.event_axes if per_category else 1)
     place = tuple(length - 1 for length in batch)
     alone = family(logits=q.logits.detach()[place].clone().requires_grad_())
+    shape = expectation.estimator.noise_shape(alone)
+    # The batch axes of the noise are those that the noise of one element lacks.
+    axis = next(k for k in range(len(shape) + 1) if (*shape[:k], *batch, *shape[k:]) == tuple(noise.shape))
     own = None if context is None else context[place]
     expectation(problem.f, alone, noise=noise[(*(slice(None),) * axis, *place)], context=own).backward()
     assert_equal(q.logits.grad[place], alone.logits.grad)
