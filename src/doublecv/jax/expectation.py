@@ -158,12 +158,12 @@ class Expectation:
         f, q, held, noise, x = draw(f, q, estimator, key)
         checked = checked_function(f, held, has_aux, q.logits.dtype)
         context = None if context is None else jax.lax.stop_gradient(context)
-        side = evaluate_side(checked, held, noise, x, estimator, learned, context)
         function = closure_convert(checked, x)
         if estimator.needs.gradient:
             check_gradient_exists(function, x, estimator)
         converted = None if pullback is None else closure_convert(pullback, held.logits)
-        q, learned, x, side = vary_over(function.varying, (q, learned, x, side))
+        q, held, learned, noise, x, context = vary_over(function.varying, (q, held, learned, noise, x, context))
+        side = vary_over(function.varying, evaluate_side(checked, held, noise, x, estimator, learned, context))
         value, aux = expectation(
             function.call,
             None if converted is None else converted.call,

@@ -259,15 +259,22 @@ def closure_convert(function: Callable[..., Any], *arguments: Any) -> ClosureCon
         results = jax.core.eval_jaxpr(program.jaxpr, constants, *jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(result), results)
 
-    varying = frozenset().union(*(getattr(aval, "vma", frozenset()) for aval in program.out_avals))
+    varying = frozenset().union(*map(_varying_axes, program.out_avals))
     return ClosureConverted(call, list(program.consts), result, varying)
+
+
+def _varying_axes(kind: Any) -> frozenset[str]:
+    """Return the mesh axes over which an array of this type varies, inside of `jax.shard_map`."""
+    manual = getattr(kind, "manual_axis_type", None)
+    # JAX 0.9 has the axes in another place.
+    return frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)
 
 
 def vary_over(axes: frozenset[str], tree: Any) -> Any:
     """Mark all arrays as varying over the mesh axes, so that their cotangents are summed over them."""
 
     def vary(leaf: Any) -> Any:
-        missing = tuple(axes - jax.typeof(leaf).vma)
+        missing = tuple(axes - _varying_axes(jax.typeof(leaf)))
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(vary, tree) if axes else tree
