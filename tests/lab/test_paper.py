@@ -9,7 +9,7 @@ import pytest
 
 from doublecv import estimators
 from doublecv.lab.report import paper
-from doublecv.lab.sweep.targets import OF_TABLE
+from doublecv.lab.sweep.targets import TABLE_ESTIMATORS
 
 ESTIMATORS = {
     "RLOO": "rloo",
@@ -61,7 +61,7 @@ def test_every_cell_is_there_once():
 
 @pytest.mark.parametrize("samples", [2, 4])
 def test_the_targets_have_the_estimators_of_the_tables(samples):
-    assert {cell.estimator for cell in paper.train_elbos() if cell.samples == samples} == set(OF_TABLE[samples])
+    assert {cell.estimator for cell in paper.train_elbos() if cell.samples == samples} == set(TABLE_ESTIMATORS[samples])
 
 
 @pytest.mark.parametrize("name", ["train_elbo.csv", "seconds_per_step.csv"])
