@@ -323,7 +323,7 @@ class Autoregressive(Sequential):
                     f"one position, or mask it)"
                 )
 
-    def _draw(self, noise: Float[Array, "K *batch length"]) -> Float[Array, "K *batch ..."]:
+    def _draw(self, noise: Float[Array, "K *batch length"]) -> Float[Array, "K *points"]:
         xp = namespace(noise)
         position = xp.arange(self.length, device=device(noise))
 

@@ -65,8 +65,8 @@ class CARMS(FixedEstimator):
 class DisARMTree(FixedEstimator):
     r"""Estimate with DisARM at the nodes of a binary tree of categories, over K/2 antithetic pairs.
 
-    A category is a leaf of a balanced tree, and a sample a path of binary choices (Dong, Mnih and Tucker, 2021); see
-    `AntitheticTree` for the equation. It uses no gradient of f. With two categories it is DisARM.
+    A category is a leaf of a balanced tree, and a sample a path of binary choices (Dong, Mnih and Tucker, 2021);
+    see `AntitheticTree` for the equation. It uses no gradient of f. With two categories it is DisARM.
 
     >>> DisARMTree(samples=4).evaluations
     4
