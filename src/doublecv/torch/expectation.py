@@ -258,7 +258,7 @@ class Expectation(nn.Module):
                 raise ValueError(
                     "noise cannot be given for a distribution that is drawn in several steps; take generator"
                 )
-            if not self._checked:
+            if self._passes == 0:
                 with torch.no_grad():
                     q.check(uniform(None))
             return draw_path(f, q, self.estimator, generator)
