@@ -123,7 +123,8 @@ def test_unbiased_by_z_test(kind, family):
     q = family(logits=logits)
     estimator, learned = make_relaxed(kind, q, samples=2, log_temperature=math.log(0.4), scale=0.9)
     scores, relative_error = z_scores(estimator, learned, network(size, family.event_axes).f, q)
-    assert relative_error < 0.002
+    # RELAX starts with a random network, which adds variance.
+    assert relative_error < (0.002 if kind == "rebar" else 0.003)
     assert scores.max() < 4
 
 
