@@ -1,6 +1,6 @@
 """The tests that `make test` leaves out, in one list.
 
-Everything here runs in `make test-all` and in CI. Each entry is a pattern of test ids (as `fnmatch` reads them), its
+Everything here runs in `make test-all`. Each entry is a pattern of test ids (as `fnmatch` reads them), its
 markers, and what of the same code the fast set still tests.
 """
 
@@ -33,6 +33,15 @@ LEFT_OUT = (
     Left("tests/torch*/test_torch_distributed.py*", ("slow",), "the module in one process"),
     Left("tests/test_examples.py*", ("slow",), "the README's programs"),
     Left("tests/test_build.py*", ("slow",), "the package as it is installed for the tests"),
+    Left("tests/test_core_fuzz.py*", ("slow",), "the tests of shapes, types and errors, by hand"),
+    Left("tests/lab/test_fuzz.py*", ("slow",), "the tests of data files and command lines, by hand"),
+    Left("tests/lab/test_bench.py::test_short_run*", ("slow",), "the timing and the tables of the benchmark"),
+    Left("tests/lab/test_demo.py*", ("slow",), "the programs that the demo calls"),
+    Left("tests/lab/test_frozen.py*", ("slow",), "the meter, in tests/diagnostics"),
+    Left("tests/lab/test_harm.py*", ("slow",), "the solved coefficients, in tests/estimators/test_moments.py"),
+    Left("tests/lab/vae/test_training_estimators.py*", ("slow",), "the training step with a few estimators"),
+    Left("tests/lab/vae/test_train_command.py*", ("slow",), "the command line, without training"),
+    Left("tests/jax/test_jax_compiled.py*", ("slow",), "compiled against uncompiled gradients of small batches"),
 )
 
 VARIANTS = frozenset(
