@@ -185,6 +185,9 @@ def make_learned(estimator: Estimator, q: Distribution, context: Any = None, val
     for _ in range(LEARNING_STEPS):
         applied = estimator.apply(q, make_evaluation(estimator, problem, q, generator), learned, None, context)
         learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    if "surrogate_coefficients" in learned.averages:
+        # A random surrogate is judged useless and would not be used at all.
+        learned.averages["surrogate_coefficients"] = np.array([0.7])
     return learned
 
 
