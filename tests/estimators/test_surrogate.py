@@ -44,10 +44,17 @@ def test_unbiased_on_any_base(base, context):
 def test_at_the_start_it_is_the_base(base):
     problem, q, estimator = make_problem("network", dcv.Bernoulli), make_q(), make_surrogate(base)
     of_base, start = make_learned(base, q, None, 0.4), estimator.init(q, CONTEXT)
-    learned = of_base._replace(numbers=start.numbers | of_base.numbers)
+    learned = dcv.Learned(*(own | others for own, others in zip(start, of_base, strict=True)))
     got = exact_moments(problem.f, q, estimator, learned, context=CONTEXT, df=problem.df)
     wanted = exact_moments(problem.f, q, base, of_base, df=problem.df)
     np.testing.assert_allclose(got.variance, wanted.variance, rtol=1e-10)
+
+
+def make_used(estimator, q):
+    """Return a random state whose surrogate is used as it is, in units of 1."""
+    learned = make_learned(estimator, q, CONTEXT, 0.5)
+    used = {"surrogate_coefficients": np.ones(1), "surrogate_log_scale": np.zeros(())}
+    return learned._replace(averages=learned.averages | used)
 
 
 def quadratic_of_its_form(learned, q):
@@ -70,7 +77,7 @@ def quadratic_of_its_form(learned, q):
 
 def test_no_variance_is_left_where_f_is_the_surrogate():
     q, estimator = make_q(), make_surrogate(dcv.RLOO(2))
-    learned = make_learned(estimator, q, CONTEXT, 0.5)
+    learned = make_used(estimator, q)
     f, df = quadratic_of_its_form(learned, q)
     moments = exact_moments(f, q, estimator, learned, context=CONTEXT, df=df)
     np.testing.assert_allclose(moments.mean, exact_gradient(f, q), atol=1e-12)
@@ -82,7 +89,7 @@ def test_no_variance_is_left_where_f_is_the_surrogate():
 
 def test_the_loss_is_the_sample_variance_and_the_weighted_misfit_of_the_gradient():
     q, estimator = make_q(), make_surrogate(dcv.RLOO(3))
-    learned, problem = make_learned(estimator, q, CONTEXT, 0.5), make_problem("network", dcv.Bernoulli)
+    learned, problem = make_used(estimator, q), make_problem("network", dcv.Bernoulli)
     x = estimator.draw(q, np.random.default_rng(0).random((3, 2, 3)))
     r, dr = quadratic_of_its_form(learned, q)
     weight = np.array([0.5, 2.0])
