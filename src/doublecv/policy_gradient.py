@@ -38,7 +38,8 @@ def advantages(
 
     - "leave-one-out": :math:`b_k = \frac{1}{K-1} \sum_{j \ne k} v_j` (Kool, van Hoof and Welling, 2019);
     - "shrunken": :math:`b_k = (1 - \lambda) \frac{1}{K-1} \sum_{j \ne k} v_j + \lambda m`, with the mean m of the other
-      groups' means: James-Stein shrinkage over the batch (Zeng et al., 2025). Here :math:`\lambda = e / (e + d)` is
+      groups' means: James-Stein shrinkage over the batch (after Zeng et al.,
+      2025; the coefficient is derived here). Here :math:`\lambda = e / (e + d)` is
       computed from the other groups only, so that the estimate stays exactly unbiased: e is the variance of a
       leave-one-out mean, which is the others' mean variance within a group divided by K - 1, and d is the expected
       squared distance between the mean of a group and m. It helps where K is small and the groups are alike;
