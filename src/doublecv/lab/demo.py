@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from doublecv.lab.common.style import appearance
-from doublecv.lab.common.tables import Column, Table, number, significant, words
+from doublecv.lab.common.tables import Table, number, significant, words
 from doublecv.lab.toy.command import run_with_progress as run_toy
 from doublecv.lab.toy.figures import write_overview as write_toy_overview
 from doublecv.lab.toy.problem import ToySettings
@@ -43,32 +43,21 @@ def main() -> None:
 
 def summary(toy: ToyResults, digits: Sequence[TrainResult]) -> Table:
     """Return the variance of every estimator relative to that of RLOO, and the ELBO that it reaches on digits."""
-    rows = []
-    for result in digits:
-        name = result.settings.estimator
-        rows.append(
-            (
-                words(appearance(name).label),
-                significant(toy_ratio(toy, name), 2),
-                significant(late_variance(result) / late_variance(digits[0]), 2),
-                number(result.final["train_elbo"]),
-                number(1000 * result.seconds_per_step),
-            )
-        )
-    headings = (
-        "toy problem:\nvariance / RLOO",
-        "digits:\nvariance / RLOO",
-        "digits:\nELBO (nats)",
-        "digits:\nms per step",
-    )
-    return Table(
-        "demo",
-        f"The gradient's variance and what it costs, K = {VAE.samples}",
+    rows = [
+        {
+            "estimator": words(appearance(result.settings.estimator).label),
+            "toy problem:\nvariance / RLOO": significant(toy_ratio(toy, result.settings.estimator), 2),
+            "digits:\nvariance / RLOO": significant(late_variance(result) / late_variance(digits[0]), 2),
+            "digits:\nELBO (nats)": number(result.final["train_elbo"]),
+            "digits:\nms per step": number(1000 * result.seconds_per_step),
+        }
+        for result in digits
+    ]
+    caption = (
         f"toy problem: D = {TOY.dimension}, at the same logits; digits: a VAE of {VAE.latents} binary latent variables "
-        f"that each estimator trains for {VAE.steps} steps; both over the second half of the run",
-        (Column("estimator", numeric=False), *map(Column, headings)),
-        tuple(rows),
+        f"that each estimator trains for {VAE.steps} steps; both over the second half of the run"
     )
+    return Table.of("demo", f"The gradient's variance and what it costs, K = {VAE.samples}", caption, rows)
 
 
 def toy_ratio(results: ToyResults, name: str) -> float:

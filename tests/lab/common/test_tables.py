@@ -27,7 +27,7 @@ TABLE = Table(
         (words("RLOO", "rloo"), number(-1234.5, error=0.25), number(1.0, 1)),
         (words("Double CV", "double-cv"), Entry(), number(2.0, 1)._replace(bold=True)),
     ),
-    sections=((0, "first"), (1, "second")),
+    sections={0: "first", 1: "second"},
 )
 
 

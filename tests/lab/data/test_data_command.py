@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def nothing_here(tmp_path, monkeypatch):
 
 def lines_of(output):
     """State and place of each set in the table."""
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
+    rows = re.findall(r"^ *(\S+) +(intact|broken|incomplete|not here) *(.*?) *$", output, re.MULTILINE)
     return {name: (state, where) for name, state, where in rows}
 
 
@@ -74,7 +75,7 @@ def test_broken_and_incomplete_sets_are_told_apart(nothing_here, capsys):
 def test_intact_set(nothing_here):
     small = SmallSet()
     folder = small.write(nothing_here)
-    assert set_status(small.set, nothing_here, nothing_here / "cache") == ("small", "intact", str(folder), None)
+    assert set_status(small.set, nothing_here, nothing_here / "cache") == ("small", "intact", str(folder), "")
 
 
 @pytest.mark.parametrize("by_variable", [True, False])

@@ -44,7 +44,7 @@ def cell(content, estimator, samples=2, dataset="mnist", steps=20):
 
 
 def curves(content):
-    return next(section.groups for section in render._sections(content) if section.name == "curves")
+    return next(section.groups for section in render.sections(content) if section.name == "curves")
 
 
 def test_a_cell_is_the_mean_over_its_seeds_beside_the_papers(made):
@@ -115,7 +115,7 @@ def test_runs_of_different_lengths_are_beside_each_other_and_not_mixed(made):
     rows = [row for row in frames.elbo_table(content, "bernoulli", 2).rows if row[2].value == "rloo"]
     assert [(row[3].text, row[4].value) for row in rows] == [("20", -13.0), ("40", -12.0)]
     charts = [
-        group.heading for section in render._sections(content) if section.name == "curves" for group in section.groups
+        group.heading for section in render.sections(content) if section.name == "curves" for group in section.groups
     ]
     assert charts == [f"K = 2, Bernoulli likelihood, MNIST, nonlinear, {steps} steps" for steps in (20, 40)]
 

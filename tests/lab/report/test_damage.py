@@ -32,7 +32,7 @@ def why(folder, name="rloo-1"):
 def tables(folder):
     """Read a sweep and make all its tables, which is quicker than a page with charts."""
     content = render.read(folder)
-    assert all(table.to_markdown() for table in render._tables(content))
+    assert all(table.to_markdown() for table in render.tables(render.sections(content)))
     return content
 
 
@@ -74,8 +74,8 @@ def test_a_damaged_run_is_named_and_the_others_count(copy, damage, said):
     damage(copy / "runs" / "rloo-1")
     assert re.search(said, why(copy))
     content = tables(copy)
-    assert "rloo-1" not in [run.run.name for run in content.runs.train]
-    assert "rloo-2" in [run.run.name for run in content.runs.train]
+    assert "rloo-1" not in [run.name for run in content.runs.train]
+    assert "rloo-2" in [run.name for run in content.runs.train]
 
 
 def digit(path):
@@ -158,10 +158,10 @@ def test_random_damage_never_stops_a_report_and_is_never_missed(tiny_sweep, tmp_
 
 
 def numbers(content):
-    found = {run.run.name: run.records.last for run in content.runs.train}
-    found |= {run.run.name: str(run.times) for run in content.runs.bench}
-    for toy in content.runs.toy:
-        found[toy.run.name] = b"".join(curves.variance.tobytes() for curves in toy.results.curves.values())
+    found = {run.name: run.records.last for run in content.runs.train}
+    found |= {name: str(times) for name, times in content.runs.bench.items()}
+    for name, toy in content.runs.toy.items():
+        found[name] = b"".join(curves.variance.tobytes() for curves in toy.curves.values())
     return found
 
 

@@ -8,6 +8,7 @@ from scipy.stats import kendalltau
 
 from doublecv.lab.report.frames import toy_scale, training_scale
 from doublecv.lab.report.statistics import Estimate, difference_in_plus_minus, estimate, order_agreement
+from doublecv.lab.toy.problem import ToySettings
 
 
 def ranked(**means):
@@ -91,5 +92,7 @@ def test_the_scale_of_training_runs(steps, seeds, said):
 
 
 def test_the_scale_of_toy_runs():
-    assert toy_scale(500, 1) == "500 of the paper's 2,000 iterations, 1 seed"
-    assert toy_scale(2000, 5) == "the paper's 2,000 iterations, 5 seeds"
+    one, paper = ToySettings(iterations=500, seeds=1), ToySettings(iterations=2000, seeds=5)
+    assert toy_scale([one]) == "500 of the paper's 2,000 iterations, 1 seed"
+    assert toy_scale([paper]) == "the paper's 2,000 iterations, 5 seeds"
+    assert toy_scale([one, paper]) == "500 to 2,000 of the paper's 2,000 iterations, 1 or 5 seeds"

@@ -6,14 +6,16 @@ This module imports neither JAX nor PyTorch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.options import Option, check_options
-from doublecv.lab.common.tables import Column, Table, label, number, words
+from doublecv.lab.common.tables import Row as TableRow
+from doublecv.lab.common.tables import Table, number, words
 
 BASELINE = "rloo"
 """The estimator that the others are compared with."""
@@ -94,21 +96,23 @@ class Row:
 
 def table(rows: list[Row], library: str) -> Table:
     """Return the rows as a table for the terminal."""
-    groups = [(row.workload, row.baseline_samples) for row in rows]
-    shown = Table.of(
-        rows,
-        [
-            (label("workload"), lambda row: words(row.workload)),
-            (label("K"), lambda row: words(str(row.samples))),
-            (label("estimator"), lambda row: words(row.estimator)),
-            (Column("evals\nof f"), lambda row: number(row.evaluations or None, 0)),
-            (Column("ms"), lambda row: number(row.milliseconds)),
-            (Column("/ RLOO"), lambda row: number(row.ratio)),
-            (Column("/ floor"), lambda row: number(row.floor_ratio)),
-        ],
-        "bench",
-        f"milliseconds in {library}",
+    shown: list[TableRow | str] = []
+    for _, group in groupby(rows, lambda row: (row.workload, row.baseline_samples)):
+        shown.append("")
+        shown += [
+            {
+                "workload": words(row.workload),
+                "K": words(str(row.samples)),
+                "estimator": words(row.estimator),
+                "evals\nof f": number(row.evaluations or None, 0),
+                "ms": number(row.milliseconds),
+                "/ RLOO": number(row.ratio),
+                "/ floor": number(row.floor_ratio),
+            }
+            for row in group
+        ]
+    caption = (
         "medians over rounds; gradient: of the expectation; step: a complete training step; "
-        "floor: only the matrix products of a step",
+        "floor: only the matrix products of a step"
     )
-    return replace(shown, sections=tuple((groups.index(group), "") for group in dict.fromkeys(groups)))
+    return Table.of("bench", f"milliseconds in {library}", caption, shown)

@@ -21,10 +21,9 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> InputError:
     names = list(known)
     close = get_close_matches(given, names, n=1)
     remedy = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
-    return InputError(f"unknown {what} {shortened(given)}; {remedy}")
+    return InputError(f"unknown {what} {shortened(repr(given))}; {remedy}")
 
 
-def shortened(value: object, length: int = 60) -> str:
-    """Return the repr of a value, cut in the middle where it is too long for a message."""
-    text = repr(value)
+def shortened(text: str, length: int = 80) -> str:
+    """Return a text, cut in the middle where it is too long for a message."""
     return text if len(text) <= length else f"{text[: length // 2]}...{text[-length // 2 + 3 :]}"

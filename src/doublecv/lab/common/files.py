@@ -82,7 +82,7 @@ def locked(folder: Path, timeout: float = 0.0) -> Iterator[None]:
 def is_locked(folder: Path) -> bool:
     """Return whether a living process holds the folder's lock."""
     path = folder / LOCK
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         return False
     try:
         with FileLock(path, timeout=0):

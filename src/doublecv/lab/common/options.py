@@ -121,7 +121,7 @@ def _parsed(cls: type[Settings], parser: argparse.ArgumentParser, words: Sequenc
     for word in extra:
         if word.startswith("-"):
             raise unknown_name("option", word.partition("=")[0], [each.flag for each in _settings(cls)])
-        raise InputError(f"unexpected argument {shortened(word)}; {parser.prog} --help shows what it takes")
+        raise InputError(f"unexpected argument {shortened(repr(word))}; {parser.prog} --help shows what it takes")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()}
     return cls(**values)
 
@@ -159,7 +159,7 @@ def check_options(settings: Any) -> None:
 def _check_value(name: str, value: Any, setting: _Setting) -> None:
     option = setting.option
     if setting.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise InputError(f"{name} must be {KINDS[setting.kind]}, got {shortened(value)}")
+        raise InputError(f"{name} must be {KINDS[setting.kind]}, got {shortened(repr(value))}")
     if option.minimum is not None and not value >= option.minimum:
         raise InputError(f"{name} must be at least {option.minimum:,}, got {_digits(value)}")
     if option.maximum is not None and not value <= option.maximum:
@@ -226,7 +226,7 @@ def _converter(setting: _Setting) -> Callable[[str], Any]:
                 raise ValueError
             return setting.kind(word)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"must be {KINDS[setting.kind]}, got {shortened(word)}") from error
+            raise argparse.ArgumentTypeError(f"must be {KINDS[setting.kind]}, got {shortened(repr(word))}") from error
 
     return convert
 

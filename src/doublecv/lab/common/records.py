@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 
-from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.errors import InputError, shortened
 
 CHECKSUM = "checksum"
 LARGEST_DOCUMENT = 64_000_000
@@ -97,14 +97,14 @@ def read_fields(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamagedFile(path, "JSON with too many levels or digits", "a document of a run") from error
     if not isinstance(found, dict):
-        raise DamagedFile(path, shortened(found), "a JSON object")
+        raise DamagedFile(path, shown(found), "a JSON object")
     for name, value in _numbers(found):
         if not _is_number(value) or not isfinite(value):
-            raise DamagedFile(path, shortened(value), "a finite number", None, name)
+            raise DamagedFile(path, shown(value), "a finite number", None, name)
     if CHECKSUM in found:
         given = found.pop(CHECKSUM)
         if given != (computed := _document_checksum(found)):
-            raise DamagedFile(path, f"a content with checksum {computed}", shortened(given), None, CHECKSUM)
+            raise DamagedFile(path, f"a content with checksum {computed}", shown(given), None, CHECKSUM)
     return found
 
 
@@ -138,7 +138,7 @@ def convert(path: Path, found: Any, schema: type[Document], within: str = "") ->
         wanted = sentence.partition(", got")[0].removeprefix("Expected ").replace("`", "")
         if sentence.startswith("Invalid enum value"):
             wanted = "a value that the laboratory knows"
-        raise DamagedFile(path, shortened(value), wanted, None, name) from error
+        raise DamagedFile(path, shown(value), wanted, None, name) from error
 
 
 def seal_line(record: Mapping[str, Any], checksum: int, sealed: bool = True) -> tuple[bytes, int]:
@@ -210,29 +210,28 @@ class LineReader:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
-            return DamagedFile(self.path, shortened(line.decode(errors="replace")), "a JSON object", number)
+            return DamagedFile(self.path, shown(line.decode(errors="replace")), "a JSON object", number)
         if not isinstance(found, dict):
-            return DamagedFile(self.path, shortened(found), "a JSON object", number)
+            return DamagedFile(self.path, shown(found), "a JSON object", number)
         for name, wanted in {"kind": "a word", "step": "a number from 0 on", "seed": "a number from 0 on"}.items():
             if name not in found:
                 return DamagedFile(self.path, "nothing", wanted, number, name)
             if not _is_record({"kind": "", "step": 0, "seed": 0} | {name: found[name]}):
-                return DamagedFile(self.path, shortened(found[name]), wanted, number, name)
+                return DamagedFile(self.path, shown(found[name]), wanted, number, name)
         for name, value in found.items():
             for key, one in value.items() if isinstance(value, dict) else [("", value)]:
                 if name != "kind" and one is not None and (not _is_number(one) or not isfinite(one)):
                     place = f"{name}.{key}" if key else name
-                    return DamagedFile(self.path, shortened(one), "a finite number", number, place)
-        return DamagedFile(self.path, shortened(line.decode(errors="replace")), "a record", number)
+                    return DamagedFile(self.path, shown(one), "a finite number", number, place)
+        return DamagedFile(self.path, shown(line.decode(errors="replace")), "a record", number)
 
 
-def shortened(value: Any) -> str:
-    """Return a value as JSON in at most 80 characters, without control characters."""
+def shown(value: Any) -> str:
+    """Return a value as JSON, for a message."""
     try:
-        text = json.dumps(value)
+        return shortened(json.dumps(value))
     except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        return shortened(repr(value))
 
 
 def _document_checksum(content: Any) -> str:

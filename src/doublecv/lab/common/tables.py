@@ -1,10 +1,9 @@
 r"""One table model, rendered as Markdown, LaTeX, CSV, a terminal table, and by the report's page as HTML.
 
-A `Table` holds, for every entry, the text that people read and the value that files and sorting use:
+A row is a mapping from columns to entries. An entry holds the text that people read, and the value that files and
+sorting use:
 
->>> times = {"rloo": 3.14159}
->>> columns = [(label("estimator"), words), (Column("ms", key="milliseconds"), lambda name: number(times[name]))]
->>> table = Table.of(times, columns, "speed", "Speed", "Medians.")
+>>> table = Table.of("speed", "Speed", "Medians.", [{"estimator": words("rloo"), "ms": number(3.14159)}])
 >>> print(table.to_markdown())
 ### Speed
 <BLANKLINE>
@@ -15,7 +14,7 @@ Medians.
 | rloo | 3.14 |
 <BLANKLINE>
 >>> table.to_csv()
-'estimator,milliseconds\nrloo,3.14159\n'
+'estimator,ms\nrloo,3.14159\n'
 
 All text is treated as foreign: each format escapes what it would otherwise interpret.
 """
@@ -25,10 +24,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -53,31 +52,26 @@ _FORMULA = ("=", "+", "-", "@", MINUS)
 
 
 class Column(NamedTuple):
-    """A column of a table.
+    """A column: its heading, and how files show it.
 
     Attributes:
         heading: the text above it.
-        numeric: whether it is aligned to the right and sorted by number.
-        key: its name in CSV files; the heading if empty.
+        key: its name in CSV files; made from the heading if empty.
         error: the name in CSV files of the entries' errors; none are written if empty.
         ruled: whether LaTeX draws a rule to its left.
+        numeric: whether it is aligned to the right and sorted by number.
     """
 
     heading: str
-    numeric: bool = True
     key: str = ""
     error: str = ""
     ruled: bool = False
+    numeric: bool = True
 
     @property
     def name(self) -> str:
         """The name in files."""
-        return self.key or self.heading
-
-
-def label(heading: str, key: str = "") -> Column:
-    """Return a column of text."""
-    return Column(heading, numeric=False, key=key)
+        return self.key or re.sub(r"\W+", "_", self.heading)
 
 
 class Entry(NamedTuple):
@@ -98,22 +92,14 @@ class Entry(NamedTuple):
     bold: bool = False
 
 
-Getter: TypeAlias = Callable[[Any], Entry]
-"""Makes the entry of a column for an item."""
+Row: TypeAlias = Mapping[str | Column, Entry]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table; `name` is a word for files and links, and `caption` says what was run and how to read it.
 
-    Attributes:
-        name: a word for files and links.
-        title: what the table shows.
-        caption: what was run and how to read it.
-        columns: the columns; the first `row_headings` of them say what a row is.
-        rows: the entries, one per column.
-        row_headings: the number of entries at the beginning of a row that are its headings.
-        sections: headings between rows, by the index of the row below.
+    The first `row_headings` columns say what a row is. `sections` are headings above rows, by the index of the row.
     """
 
     name: str
@@ -122,21 +108,27 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Entry, ...], ...]
     row_headings: int = 1
-    sections: tuple[tuple[int, str], ...] = ()
+    sections: Mapping[int, str] | None = None
 
     @classmethod
-    def of(
-        cls,
-        items: Iterable[Any],
-        columns: Sequence[tuple[Column, Getter]],
-        name: str,
-        title: str,
-        caption: str,
-        row_headings: int = 1,
-    ) -> Table:
-        """Make a table with one row per item; each column comes with the function that makes its entries."""
-        rows = tuple(tuple(entry(item) for _, entry in columns) for item in items)
-        return cls(name, title, caption, tuple(column for column, _ in columns), rows, row_headings)
+    def of(cls, name: str, title: str, caption: str, rows: Iterable[Row | str], row_headings: int = 1) -> Table:
+        """Make a table from rows that all have the same columns; a string among them is a heading above the next row.
+
+        A column is numeric if none of its values is a word.
+        """
+        found: list[Row] = []
+        sections: dict[int, str] = {}
+        for row in rows:
+            if isinstance(row, str):
+                sections[len(found)] = row
+            else:
+                found.append(row)
+        columns = []
+        for key in found[0] if found else ():
+            column = Column(key) if isinstance(key, str) else key
+            columns.append(column._replace(numeric=not any(isinstance(row[key].value, str) for row in found)))
+        entries = tuple(tuple(row.values()) for row in found)
+        return cls(name, title, caption, tuple(columns), entries, row_headings, sections)
 
     def to_markdown(self) -> str:
         """Return the table below its title and caption."""
@@ -158,7 +150,7 @@ class Table:
             for column in self.columns
         ]
         lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", " & ".join(headings) + r" \\"]
-        sections = dict(self.sections) or {0: ""}
+        sections = self.sections or {0: ""}
         for index, row in enumerate(self.rows):
             if index in sections:
                 lines.append(r"\midrule")
@@ -188,11 +180,12 @@ class Table:
         from rich.text import Text
 
         shown = RichTable(title=Text(self.title), caption=Text(self.caption), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for column in self.columns:
-            shown.add_column(Text(column.heading), justify="right" if column.numeric else "left", no_wrap=True)
-        sections = dict(self.sections)
+        for index, column in enumerate(self.columns):
+            justify: Literal["right", "left"] = "right" if column.numeric else "left"
+            no_wrap = column.numeric or index < self.row_headings
+            shown.add_column(Text(column.heading), justify=justify, no_wrap=no_wrap, overflow="fold")
         for index, row in enumerate(self.rows):
-            if index in sections and index > 0:
+            if index > 0 and index in (self.sections or ()):
                 shown.add_section()
             shown.add_row(*(Text(entry.text.replace(MINUS, "-")) for entry in row))
         return shown
@@ -221,12 +214,12 @@ def significant(value: float | None, digits: int = 3, error: float | None = None
 
 def escape_latex(text: str) -> str:
     """Return plain text for LaTeX, in which nothing is a command."""
-    return "".join(_LATEX.get(character, character) for character in _one_line(text))
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
 def escape_markdown(text: str) -> str:
     """Return plain text for Markdown, in which nothing is markup."""
-    return _MARKDOWN.sub(r"\\\1", _one_line(text))
+    return _MARKDOWN.sub(r"\\\1", one_line(text))
 
 
 def _significant(value: float, digits: int) -> str:
@@ -246,12 +239,12 @@ def _csv_value(value: float | str | None) -> float | str:
     if value is None or (isinstance(value, float) and not isfinite(value)):
         return ""
     if isinstance(value, str):
-        text = _one_line(value)
+        text = one_line(value)
         return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
     return value
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Return the text with every control character, line break and direction mark replaced by a space."""
     return "".join(character if character.isprintable() else " " for character in text)
 

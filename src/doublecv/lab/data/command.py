@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.options import Option
+from doublecv.lab.common.tables import Table, words
 from doublecv.lab.data.catalogue import SETS, ImageSet
 from doublecv.lab.data.fetch import BrokenFile, cache_folder, find, read
 from doublecv.lab.data.readers import read_digits
@@ -28,29 +29,25 @@ class DataSettings:
     """The folder that holds the data sets, each in a folder of its own name."""
 
 
+def main(settings: DataSettings) -> None:
+    """Print the table, and below it what is wrong with the data sets that are broken."""
+    from rich.console import Console
+
+    found = [digits_status(), *(set_status(each, settings.data_dir, cache_folder()) for each in SETS.values())]
+    rows = [{"data set": words(one.name), "state": words(one.state), "where": words(one.where)} for one in found]
+    Console().print(Table.of("data", "Data sets", "", rows))
+    for one in found:
+        if one.problem:
+            print(one.problem)
+
+
 class Status(NamedTuple):
     """A row of the table, and what is wrong if anything is."""
 
     name: str
     state: str
     where: str
-    problem: str | None = None
-
-
-def main(settings: DataSettings) -> None:
-    """Print the table, and below it what is wrong with the data sets that are broken."""
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    rows = [digits_status(), *(set_status(each, settings.data_dir, cache_folder()) for each in SETS.values())]
-    table = Table("data set", "state", Column("where", overflow="fold"))
-    for row in rows:
-        table.add_row(row.name, row.state, Text(row.where))
-    Console().print(table)
-    for row in rows:
-        if row.problem is not None:
-            print(row.problem)
+    problem: str = ""
 
 
 def digits_status() -> Status:

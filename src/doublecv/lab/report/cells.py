@@ -1,4 +1,4 @@
-"""Sort training runs into the cells of the paper's tables.
+"""Sort training runs into the cells of the paper's tables, and compare each cell with the paper's number.
 
 A cell is one estimator on one data set with one network, one likelihood, one K and one number of steps: runs of
 different lengths are never averaged.
@@ -12,20 +12,16 @@ from typing import NamedTuple
 
 from doublecv import estimators
 from doublecv.lab.report import paper
-from doublecv.lab.report.collect import Collection, TrainRun
+from doublecv.lab.report.collect import Collection, Run
 from doublecv.lab.report.statistics import CLEAR, Estimate, difference_in_plus_minus, estimate
 from doublecv.lab.train.settings import TrainSettings
 
 DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "omniglot": "Omniglot 28x28", "digits": "digits"}
-NETWORKS = ("linear", "nonlinear")
 ESTIMATORS = ("rloo", "double-cv", "disarm", "arms", "relax")
 """The order of the paper's tables."""
 
 RELAXED_PAPER_SAMPLES = 2
 """The K of the table that has the paper's numbers for RELAX; the table of K = 4 in its section 5 repeats them."""
-
-REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
-UNFINISHED, DAMAGED, NOT_RUN = "not finished", "damaged", "not run"
 
 
 class CellKey(NamedTuple):
@@ -45,18 +41,24 @@ class Cell:
     Attributes:
         key: its place in the tables.
         steps: the number of steps of its runs; None if the sweep has no run for it.
-        complete: the complete runs.
-        unfinished: the runs that did not finish, as far as they got.
-        damaged: the number of runs that cannot be read.
+        runs: all its runs, with numbers or not.
         paper: the paper's training ELBO, if it has this cell.
     """
 
     key: CellKey
     steps: int | None
-    complete: tuple[TrainRun, ...]
-    unfinished: tuple[TrainRun, ...]
-    damaged: int
+    runs: tuple[Run, ...]
     paper: Estimate | None
+
+    @property
+    def complete(self) -> list[Run]:
+        """The complete runs."""
+        return [run for run in self.runs if run.state == "complete"]
+
+    @property
+    def unfinished(self) -> list[Run]:
+        """The runs that have numbers and did not finish."""
+        return [run for run in self.runs if run.state != "complete" and run.records.last]
 
     def measured(self, metric: str = "train_elbo") -> Estimate | None:
         """Return the mean over the complete runs of a metric's last value; None if there is none.
@@ -88,35 +90,25 @@ class Cell:
                 return f"{self.steps:,} steps"
             if (distance := self.difference_in_plus_minus) is None:
                 return "not in the paper"
-            return REPRODUCED if abs(distance) <= CLEAR else NOT_REPRODUCED
+            return "reproduced" if abs(distance) <= CLEAR else "not reproduced"
         if self.unfinished:
-            return UNFINISHED
-        return DAMAGED if self.damaged else NOT_RUN
+            return "not finished"
+        return "damaged" if any(run.state == "damaged" for run in self.runs) else "not run"
 
 
 def make_cells(found: Collection, published: Mapping[CellKey, Estimate]) -> tuple[Cell, ...]:
     """Return all cells of the sweep and of the paper, in the order of the paper's tables, then by steps."""
-    unread = [one for one in found.unread if one.settings is not None]
-    planned = [run.settings for run in found.train] + [one.settings for one in unread if one.settings is not None]
-    places = [{(key, settings.steps) for key in _keys(settings, planned)} for settings in planned]
-    of_train, of_unread = places[: len(found.train)], places[len(found.train) :]
-    keys: set[tuple[CellKey, int | None]] = {one for place in places for one in place}
-    run_keys = {key for key, _ in keys}
-    keys |= {(key, None) for key in published if key not in run_keys}
-
-    def cell(key: CellKey, steps: int | None) -> Cell:
-        runs = [run for run, place in zip(found.train, of_train, strict=True) if (key, steps) in place]
-        without = [one.state for one, place in zip(unread, of_unread, strict=True) if (key, steps) in place]
-        return Cell(
-            key,
-            steps,
-            tuple(run for run in runs if run.state == "complete"),
-            tuple(run for run in runs if run.state != "complete"),
-            without.count("damaged"),
-            _published(key, published),
-        )
-
-    return tuple(cell(*one) for one in sorted(keys, key=_order))
+    planned = [run.settings for run in found.runs if run.settings is not None]
+    runs: dict[tuple[CellKey, int | None], list[Run]] = {}
+    for run in found.runs:
+        for key in () if run.settings is None else _keys(run.settings, planned):
+            runs.setdefault((key, run.settings.steps), []).append(run)  # type: ignore[union-attr]
+    run_keys = {key for key, _ in runs}
+    runs |= {(key, None): [] for key in published if key not in run_keys}
+    return tuple(
+        Cell(key, steps, tuple(runs[key, steps]), _published(key, published))
+        for key, steps in sorted(runs, key=lambda one: _order(*one))
+    )
 
 
 def paper_numbers() -> dict[CellKey, Estimate]:
@@ -155,15 +147,13 @@ def _stands_everywhere(settings: TrainSettings) -> bool:
 
 def _published(key: CellKey, published: Mapping[CellKey, Estimate]) -> Estimate | None:
     if key not in published and key.estimator == "relax":
-        return published.get(key._replace(samples=RELAXED_PAPER_SAMPLES))
+        key = key._replace(samples=RELAXED_PAPER_SAMPLES)
     return published.get(key)
 
 
-def _order(one: tuple[CellKey, int | None]) -> tuple[object, ...]:
-    key, steps = one
-    datasets, networks = list(DATASETS), (*NETWORKS, key.network)
-    place = datasets.index(key.dataset), networks.index(key.network)
-    return key.likelihood, key.samples, *place, *_estimator_order(key.estimator), steps or 0
+def _order(key: CellKey, steps: int | None) -> tuple[object, ...]:
+    place = key.likelihood, key.samples, list(DATASETS).index(key.dataset), key.network
+    return *place, _estimator_order(key.estimator), steps or 0
 
 
 def _estimator_order(name: str) -> tuple[int, str]:

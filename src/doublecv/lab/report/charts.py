@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from doublecv.lab.common.style import appearance
 from doublecv.lab.report.cells import Cell
-from doublecv.lab.report.collect import POINTS, TrainRun
+from doublecv.lab.report.collect import POINTS, Run
 from doublecv.lab.report.frames import MINUTE
 from doublecv.lab.toy.results import ToyResults
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 START = 0.1
 """The share of a run after which all ELBOs are on the chart: the first are so low that the rest would look flat."""
 
+GREY = "#59636e"
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -36,12 +39,7 @@ STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "svg.fonttype": "none",
-    "text.color": "#59636e",
-    "axes.labelcolor": "#59636e",
-    "axes.edgecolor": "#59636e",
-    "xtick.color": "#59636e",
-    "ytick.color": "#59636e",
-}
+} | dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
 
 WIDTH, HEIGHT = 5.6, 3.2
 """Inches, without the labels below the axis."""
@@ -59,19 +57,51 @@ class Line(NamedTuple):
     values: Float[np.ndarray, "seeds records"]
 
 
-class Chart(NamedTuple):
-    """A chart: its title, a description for people who do not see it, how to read it, and the SVG."""
+@dataclass(frozen=True)
+class Chart:
+    """A chart that is drawn when it is first shown: its title, how to read it, and what draws it."""
 
     title: str
-    description: str
     reading: str
-    svg: str
+    draw: Callable[[Axes], None]
+
+    @property
+    def svg(self) -> str:
+        """The drawing."""
+        return self._drawn[0]
+
+    @property
+    def description(self) -> str:
+        """What the chart shows, for people who do not see it."""
+        return self._drawn[1]
+
+    @cached_property
+    def _drawn(self) -> tuple[str, str]:
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+            figure = Figure()
+            axes = figure.add_axes((0.14, 0.2, 0.84, 0.78))
+            self.draw(axes)
+            axes.ticklabel_format(axis="x", style="plain")
+            labels = [str(label) for label in axes.get_legend_handles_labels()[1]]
+            columns = 2 if max(map(len, labels)) > 16 else 4
+            # Fixed margins: a layout engine takes longer than the drawing.
+            below = 0.5 + 0.17 * -(-len(labels) // columns)
+            figure.set_size_inches(WIDTH, HEIGHT + below)
+            axes.set_position((0.14, below / (HEIGHT + below), 0.84, 0.98 - below / (HEIGHT + below)))
+            figure.legend(loc="lower center", ncols=columns, fontsize=8, borderpad=0)
+            file = io.StringIO()
+            figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        shown = f"{axes.get_ylabel()} over {axes.get_xlabel()} for {', '.join(labels)}"
+        return _embedded(file.getvalue()), f"{self.title}: {shown}"
 
 
-def training_chart(
+def training_charts(
     cells: Sequence[Cell], metric: str, title: str, step_milliseconds: dict[str, float] | None = None
-) -> Chart | None:
-    """Draw a metric of the estimators of one column; return None if no run has it.
+) -> list[Chart]:
+    """Return the chart of a metric of the estimators of one column; none if no run has it.
 
     Args:
         cells: the cells, all with the same number of steps. Unfinished runs are drawn as far as they got.
@@ -82,12 +112,12 @@ def training_chart(
     lines = []
     for cell in cells:
         scale = 1.0 if step_milliseconds is None else step_milliseconds.get(cell.key.estimator, 0.0) / MINUTE
-        for runs in (cell.complete, *((run,) for run in cell.unfinished)):
+        for runs in (cell.complete, *([run] for run in cell.unfinished)):
             line = _line(cell.key.estimator, runs, metric)
             if line is not None and scale > 0:
                 lines.append(line._replace(x=line.x * scale))
     if not lines:
-        return None
+        return []
     reading = "Mean over the seeds; band: from the least to the largest."
     if any(len(line.x) > POINTS for line in lines):
         reading += " Long curves are drawn from an evenly spread part of their records."
@@ -112,22 +142,22 @@ def training_chart(
         axes.set_xlabel("step" if step_milliseconds is None else "minutes")
         axes.set_ylabel("training ELBO" if metric == "elbo" else "variance of the encoder's gradient")
 
-    return _chart(draw, title, reading)
+    return [Chart(title, reading, draw)]
 
 
 def toy_charts(results: ToyResults) -> list[Chart]:
-    """Draw the paper's figures of the toy problem, and alpha where an estimator has one."""
+    """Return the paper's figures of the toy problem, and alpha where an estimator has one."""
     from doublecv.lab.toy.figures import PANELS, draw_panel
 
     reading = "Median over the seeds; band: from the least to the largest."
     return [
-        _chart(lambda axes, panel=panel: draw_panel(axes, results, panel), panel.name.replace("-", " "), reading)  # type: ignore[misc]
+        Chart(panel.name.replace("-", " "), reading, partial(draw_panel, results=results, panel=panel))
         for panel in PANELS
         if any(np.isfinite(panel.curve(curves)).any() for curves in results.curves.values())
     ]
 
 
-def _line(estimator: str, runs: Sequence[TrainRun], metric: str) -> Line | None:
+def _line(estimator: str, runs: Sequence[Run], metric: str) -> Line | None:
     """Return the values of runs at the steps that all of them have; None if there are none."""
     curves = [run.records.curves[metric].points for run in runs]
     steps = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -136,30 +166,8 @@ def _line(estimator: str, runs: Sequence[TrainRun], metric: str) -> Line | None:
     look, values = appearance(estimator), np.array([[curve[step] for step in steps] for curve in curves])
     if runs[0].state == "complete":
         return Line(look.label, look.colour, look.line, np.array(steps, float), values)
-    label = f"{look.label}, seed {runs[0].settings.seed}, to step {steps[-1]:,}"
+    label = f"{look.label}, seed {runs[0].seed}, to step {steps[-1]:,}"
     return Line(label, look.colour, "dotted", np.array(steps, float), values)
-
-
-def _chart(draw: Callable[[Axes], None], title: str, reading: str) -> Chart:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(WIDTH, HEIGHT))
-        axes = figure.add_axes((0.14, 0.2, 0.84, 0.78))
-        draw(axes)
-        axes.ticklabel_format(axis="x", style="plain")
-        labels = [str(label) for label in axes.get_legend_handles_labels()[1]]
-        columns = 2 if max(map(len, labels)) > 16 else 4
-        # Fixed margins: a layout engine takes longer than the drawing.
-        below = 0.5 + 0.17 * -(-len(labels) // columns)
-        figure.set_size_inches(WIDTH, HEIGHT + below)
-        axes.set_position((0.14, below / (HEIGHT + below), 0.84, 0.98 - below / (HEIGHT + below)))
-        figure.legend(loc="lower center", ncols=columns, fontsize=8, borderpad=0)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    shown = f"{axes.get_ylabel()} over {axes.get_xlabel()} for {', '.join(labels)}"
-    return Chart(title, f"{title}: {shown}", reading, _embedded(file.getvalue()))
 
 
 def _bottom(lines: Iterable[Line]) -> float:

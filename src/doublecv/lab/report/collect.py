@@ -1,7 +1,7 @@
 """Read the runs of a sweep: the complete ones, the unfinished ones as far as they got, and a reason for all others.
 
-No file can stop a report. A run whose files are missing, damaged or not what the laboratory writes is listed in
-`Collection.unread` with the file, the line, the field, what was found and what was wanted. Neither JAX nor a program of
+No file can stop a report. A run whose files are missing, damaged or not what the laboratory writes has the state
+"damaged" and says which file, line and field it is, what was found and what was wanted. Neither JAX nor a program of
 the laboratory is imported.
 """
 
@@ -10,19 +10,18 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from doublecv import estimators
 from doublecv.lab.bench.results import BASELINE, FLOOR, Row
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.files import inside, is_locked
+from doublecv.lab.common.files import inside
 from doublecv.lab.common.records import (
     DamagedFile,
     LineReader,
@@ -31,7 +30,7 @@ from doublecv.lab.common.records import (
     open_regular,
     read_document,
     read_fields,
-    shortened,
+    shown,
 )
 from doublecv.lab.sweep.plan import BENCH, FAILURE, Sweep, SweepRun
 from doublecv.lab.toy.problem import ToySettings
@@ -57,35 +56,28 @@ class Curve:
     """Keep an evenly spread part of the points of a curve, however many are added, and always the last one."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, float]] = []
-        self._last: tuple[int, float] | None = None
-        self._stride = 1
-        self.count = 0
+        self._kept: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._count, self._stride = 0, 1
 
     def add(self, step: int, value: float) -> None:
         """Add a point; every second kept point is dropped when there are too many."""
-        self._last = step, value
-        if self.count % self._stride == 0:
-            self._kept.append(self._last)
+        self._last = {step: value}
+        if self._count % self._stride == 0:
+            self._kept[step] = value
             if len(self._kept) > 2 * POINTS:
-                self._kept, self._stride = self._kept[::2], 2 * self._stride
-        self.count += 1
+                self._kept, self._stride = dict(list(self._kept.items())[::2]), 2 * self._stride
+        self._count += 1
 
     @property
     def points(self) -> dict[int, float]:
         """The kept values by the number of steps done."""
-        return dict(self._kept) | ({} if self._last is None else dict([self._last]))
+        return self._kept | self._last
 
 
 @dataclass
 class Records:
-    """What a report needs of one seed's metrics.jsonl.
-
-    Attributes:
-        step: the number of steps at the last record.
-        last: the last value of every metric.
-        curves: the curves of the metrics in `DRAWN`.
-    """
+    """What a report needs of one seed's metrics.jsonl: the last step, the last value of every metric, and curves."""
 
     step: int = 0
     last: dict[str, float] = field(default_factory=dict)
@@ -94,35 +86,13 @@ class Records:
     def add(self, step: int, record: Mapping[str, Any]) -> None:
         """Add the record of a line."""
         self.step = step
-        self.last.update(record)
-        for name, curve in self.curves.items():
-            if (value := record.get(name)) is not None:
-                curve.add(step, value)
-
-
-@dataclass(frozen=True, eq=False)
-class TrainRun:
-    """A training run that could be read.
-
-    Attributes:
-        run: the sweep's entry.
-        settings: the settings, of which `steps` may be more than the sweep's if the run was extended.
-        records: its numbers.
-        state: "complete", "running", "failed" or "interrupted".
-    """
-
-    run: SweepRun
-    settings: TrainSettings
-    records: Records
-    state: str
-
-
-@dataclass(frozen=True, eq=False)
-class ToyRun:
-    """A complete run of the toy problem."""
-
-    run: SweepRun
-    results: ToyResults
+        for name, value in record.items():
+            if not isinstance(value, int | float):
+                self.last.pop(name, None)
+            elif name not in ("step", "seed"):
+                self.last[name] = value
+                if name in self.curves:
+                    self.curves[name].add(step, value)
 
 
 @dataclass(frozen=True)
@@ -135,97 +105,109 @@ class BenchFile:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class BenchRun:
-    """A complete benchmark."""
-
-    run: SweepRun
-    times: BenchFile
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A run without numbers, and why.
-
-    Attributes:
-        name: the run's name.
-        targets: the targets that it is part of.
-        state: "not started", "failed", "interrupted", "running" or "damaged".
-        why: the reason.
-        settings: the settings of a training run, where these could be read.
-    """
-
-    name: str
-    targets: tuple[str, ...]
-    state: str
-    why: str
-    settings: TrainSettings | None = None
-
-
 @dataclass(frozen=True)
 class _Config:
+    """The content of config.json."""
+
     settings: dict[str, Any]
     versions: dict[str, str]
     platform: str = ""
     files: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
-class Collection:
-    """All runs of a sweep.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run of the sweep, with its numbers or the reason why it has none.
 
     Attributes:
-        sweep: the sweep.
-        train: the training runs that have numbers, complete or not.
-        toy: the complete runs of the toy problem.
-        bench: the complete benchmarks.
-        unread: all other runs.
-        versions: for each package, the versions used by the runs.
-        without_checksum: the names of runs in which a changed number would not be noticed.
+        name: its name in the sweep.
+        state: "complete", "running", "failed", "interrupted", "not started" or "damaged".
+        why: why it failed or what is damaged.
+        targets: the targets that it is part of.
+        folder: the folder of its files.
+        settings: the settings of a training run, where these could be read.
+        records: the numbers of a training run, as far as it got; empty if there are none.
+        toy: the results of a complete run of the toy problem.
+        times: the results of a complete benchmark.
+        versions: for each package, the version that it ran with.
+        sealed: whether a changed number would be noticed.
     """
 
-    sweep: Sweep
-    train: list[TrainRun] = field(default_factory=list)
-    toy: list[ToyRun] = field(default_factory=list)
-    bench: list[BenchRun] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
-    versions: dict[str, dict[str, None]] = field(default_factory=dict)
-    without_checksum: list[str] = field(default_factory=list)
+    name: str
+    state: str = "complete"
+    why: str = ""
+    targets: tuple[str, ...] = ()
+    folder: Path = Path()
+    settings: TrainSettings | None = None
+    records: Records = field(default_factory=Records)
+    toy: ToyResults | None = None
+    times: BenchFile | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    sealed: bool = True
 
-    def _add_versions(self, versions: Mapping[str, str]) -> None:
-        for name, version in versions.items():
-            self.versions.setdefault(name, {})[version] = None
+    @property
+    def seed(self) -> int:
+        """The seed of a training run."""
+        assert self.settings is not None
+        return self.settings.seed
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All runs of a sweep."""
+
+    sweep: Sweep
+    runs: tuple[Run, ...]
+
+    @property
+    def train(self) -> list[Run]:
+        """The training runs that have numbers, complete or not."""
+        return [run for run in self.runs if run.records.last]
+
+    @property
+    def toy(self) -> dict[str, ToyResults]:
+        """The complete runs of the toy problem by name."""
+        return {run.name: run.toy for run in self.runs if run.toy is not None}
+
+    @property
+    def bench(self) -> dict[str, BenchFile]:
+        """The complete benchmarks by name."""
+        return {run.name: run.times for run in self.runs if run.times is not None}
+
+    @property
+    def unread(self) -> list[Run]:
+        """The runs without numbers."""
+        return [run for run in self.runs if not run.records.last and run.toy is None and run.times is None]
 
 
 def collect(sweep: Sweep, faults: Mapping[str, str]) -> Collection:
-    """Read the folders of all runs.
-
-    Args:
-        sweep: the sweep.
-        faults: the entries of sweep.json that cannot be read, and why.
-    """
-    found = Collection(sweep)
-    found._add_versions(sweep.versions)
-    found.unread += [Unread(name, (), "damaged", why) for name, why in faults.items()]
+    """Read the folders of all runs; `faults` are the entries of sweep.json that cannot be read, and why."""
+    path = sweep.folder / "sweep.json"
+    runs = [Run(name, "damaged", why) for name, why in faults.items()]
+    trained: dict[TrainSettings, str] = {}
     readers = {"train": _read_train, "toy": _read_toy, "bench": _read_bench}
-    for run in sweep.runs:
+    for entry in sweep.runs:
+        run = Run(entry.name, targets=entry.targets, folder=entry.folder)
         try:
-            inside(sweep.folder, run.folder.relative_to(sweep.folder).as_posix())
-            readers[run.kind](found, run)
+            inside(sweep.folder, entry.folder.relative_to(sweep.folder).as_posix())
+            if entry.kind == "train":
+                settings = _convert(path, f"runs.{run.name}.settings", TrainSettings, entry.settings)
+                run = replace(run, settings=settings)
+                if (same := trained.setdefault(settings, run.name)) != run.name:
+                    raise InputError(f"{same} is the same run; remove one of them from {path}")
+            run = readers[entry.kind](run, entry)
         except FileNotFoundError as error:
-            found.unread.append(Unread(run.name, run.targets, "damaged", f"there is no {error.filename}"))
+            run = replace(run, state="damaged", why=f"there is no {error.filename}")
         except (InputError, OSError) as error:
-            found.unread.append(Unread(run.name, run.targets, "damaged", str(error), _settings(run)))
-    return found
+            run = replace(run, state="damaged", why=str(error))
+        runs.append(run)
+    return Collection(sweep, tuple(runs))
 
 
 def read_picture(folder: Path) -> str | None:
-    """Return the picture of a training run as a data URL, one pixel for each of an image; None if there is none.
+    """Return the picture of a training run as a data URL, or None; raise an `InputError` where it is not a picture.
 
-    The file repeats every pixel several times, in colours; the page enlarges it itself.
-
-    Raises:
-        InputError: where the file is not such a picture.
+    The file repeats every pixel several times, in colours; the URL holds one grey pixel for each of an image.
     """
     from PIL import Image
 
@@ -237,168 +219,128 @@ def read_picture(folder: Path) -> str | None:
             if picture.width * picture.height > LARGEST_PICTURE:
                 raise DamagedFile(path, f"{picture.width} x {picture.height} pixels", "a smaller picture")
             grey = np.asarray(picture.convert("L"))[::ENLARGED, ::ENLARGED]
+    except InputError:
+        raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise DamagedFile(path, f"no picture ({shortened(str(error))})", "a PNG file") from error
+        raise DamagedFile(path, f"no picture ({shown(str(error))})", "a PNG file") from error
     copy = io.BytesIO()
     Image.fromarray(grey).save(copy, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(copy.getvalue()).decode()}"
 
 
-def _settings(run: SweepRun) -> TrainSettings | None:
-    try:
-        return TrainSettings.from_json(run.settings) if run.kind == "train" else None
-    except InputError:
-        return None
+def _unfinished(run: Run, entry: SweepRun) -> Run:
+    """Return a run that is not complete with its state."""
+    state, why = entry.state(), ""
+    if state == "failed":
+        with open_regular(entry.folder / FAILURE) as file:
+            why = file.readline(1000).decode(errors="replace").strip()
+    return replace(run, state="not started" if state == "waiting" else state, why=why)
 
 
-def _state(run: SweepRun) -> tuple[str, str]:
-    """Return the state of a run that is not complete, and the reason."""
-    if (run.folder / FAILURE).is_file():
-        with open_regular(run.folder / FAILURE) as file:
-            return "failed", file.readline(1000).decode(errors="replace").strip()
-    if (run.folder / "lock").is_file() and not (run.folder / "lock").is_symlink() and is_locked(run.folder):
-        return "running", ""
-    return ("interrupted", "") if (run.folder / "log.txt").exists() else ("not started", "")
-
-
-def _read_train(found: Collection, run: SweepRun) -> None:
-    path = found.sweep.folder / "sweep.json"
-    planned = _converted(path, f"runs.{run.name}.settings", TrainSettings, run.settings)
-    for other in found.train:
-        if (other.run.settings, other.run.kind) == (run.settings, run.kind):
-            raise InputError(f"{other.run.name} is the same run; remove one of them from {path}")
-    if complete := (run.folder / run_folder.CONFIG).exists():
-        config_path = run.folder / run_folder.CONFIG
+def _read_train(run: Run, entry: SweepRun) -> Run:
+    planned, config_path, settings_path = run.settings, entry.folder / run_folder.CONFIG, entry.folder / SETTINGS
+    assert planned is not None
+    if complete := config_path.exists():
         config = read_document(config_path, _Config)
-        settings = _converted(config_path, "settings", TrainSettings, config.settings)
-        state = "complete"
-        found._add_versions(config.versions | {"platform": config.platform})
+        settings = _convert(config_path, "settings", TrainSettings, config.settings)
+        run = replace(run, versions=config.versions | {"platform": config.platform})
     else:
-        state, why = _state(run)
-        if not (run.folder / metrics.FILE).exists():
-            found.unread.append(Unread(run.name, run.targets, state, why, planned))
-            return
-        held = read_fields(run.folder / SETTINGS)
+        run = _unfinished(run, entry)
+        if not (entry.folder / metrics.FILE).exists():
+            return run
+        held = read_fields(settings_path)
         # Version 0.1 put the settings into a field of their own.
         given = {name: value for name, value in held.get("settings", held).items() if name not in EXECUTION}
-        settings = _converted(run.folder / SETTINGS, "settings", TrainSettings, given)
+        settings = _convert(settings_path, "settings", TrainSettings, given)
     for name, wanted in planned.as_json().items():
-        held = settings.as_json()[name]
-        if name not in ("steps", "seeds", "parallel_seeds") and held != wanted:
-            raise InputError(f"{run.folder} holds a run with {name} {shortened(held)}, not {shortened(wanted)}")
-    reader = LineReader(run.folder / metrics.FILE, unfinished=not complete)
+        found = settings.as_json()[name]
+        if name not in ("steps", "seeds", "parallel_seeds") and found != wanted:
+            raise InputError(f"{entry.folder} holds a run with {name} {shown(found)}, not {shown(wanted)}")
+    reader = LineReader(entry.folder / metrics.FILE, unfinished=not complete)
     records = _read_records(reader, settings)
     if complete and "train_elbo" not in records.last:
         raise DamagedFile(reader.path, "no line with it", "a number", None, "train_elbo")
     if complete and records.step != settings.steps:
         raise DamagedFile(reader.path, f"an end at step {records.step}", f"{settings.steps} steps")
-    if not reader.sealed or (complete and not has_checksum(config_path)):
-        found.without_checksum.append(run.name)
     if not records.last:
-        found.unread.append(Unread(run.name, run.targets, state, why, planned))
-        return
-    found.train.append(TrainRun(run, settings, records, state))
+        return run
+    sealed = reader.sealed and (not complete or has_checksum(config_path))
+    return replace(run, settings=settings, records=records, sealed=sealed)
 
 
 def _read_records(reader: LineReader, settings: TrainSettings) -> Records:
     records = Records()
     for number, record in enumerate(reader, 1):
         if record["seed"] == settings.seed:
-            step = record["step"]
-            if not records.step <= step <= settings.steps:
+            if not records.step <= record["step"] <= settings.steps:
                 wanted = f"a number from {records.step} to {settings.steps}"
-                raise DamagedFile(reader.path, str(step), wanted, number, "step")
-            records.add(step, record)
-    known = ((name, value) for name, value in records.last.items() if name not in ("step", "seed"))
-    records.last = {name: value for name, value in known if isinstance(value, int | float)}
+                raise DamagedFile(reader.path, str(record["step"]), wanted, number, "step")
+            records.add(record["step"], record)
     return records
 
 
-def _read_toy(found: Collection, run: SweepRun) -> None:
-    if not (run.folder / run_folder.CONFIG).exists():
-        found.unread.append(Unread(run.name, run.targets, *_state(run)))
-        return
-    path, table = run.folder / run_folder.CONFIG, run.folder / METRICS
+def _read_toy(run: Run, entry: SweepRun) -> Run:
+    path, table = entry.folder / run_folder.CONFIG, entry.folder / METRICS
+    if not path.exists():
+        return _unfinished(run, entry)
     config = read_document(path, _Config)
-    settings = _converted(path, "settings", ToySettings, config.settings)
-    if METRICS not in config.files:
-        found.without_checksum.append(run.name)
-    elif config.files[METRICS] != (computed := file_checksum(table)):
+    settings = _convert(path, "settings", ToySettings, config.settings)
+    sealed = METRICS in config.files
+    if sealed and config.files[METRICS] != (computed := file_checksum(table)):
         raise DamagedFile(table, f"a content with checksum {computed}", config.files[METRICS])
-    found.toy.append(ToyRun(run, _read_curves(table, settings)))
-    found._add_versions(config.versions | {"platform": config.platform})
+    versions = config.versions | {"platform": config.platform}
+    return replace(run, toy=_read_curves(table, settings), versions=versions, sealed=sealed)
 
 
 def _read_curves(path: Path, settings: ToySettings) -> ToyResults:
+    """Read metrics.csv, whose lines are those that `doublecv.lab.toy.results.write_metrics` writes, in its order."""
     names = [one.name for one in fields(Curves)]
-    kinds: list[tuple[str, Any]] = [("seed", int), ("estimator", str), ("iteration", int)]
-    schema = msgspec.defstruct("ToyRecord", [*kinds, *((name, float | None) for name in names)], array_like=True)
-    rows: dict[tuple[int, str, int], Any] = {}
-    for number, row in enumerate(_csv_rows(path, [name for name, _ in kinds] + names), 2):
+    wanted = (-(-settings.iterations // settings.every) + 1) * settings.seeds * len(settings.estimators)
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="") as file:
         try:
-            record: Any = msgspec.convert([value or None for value in row], schema, strict=False)
-        except msgspec.ValidationError as error:
-            raise DamagedFile(path, shortened(",".join(row)), str(error), number) from error
-        rows[record.seed, record.estimator, record.iteration] = record
-    records = -(-settings.iterations // settings.every) + 1
-    wanted = records * settings.seeds * len(settings.estimators)
+            header, *rows = csv.reader(file)
+        except (ValueError, csv.Error) as error:
+            raise DamagedFile(path, shown(str(error)), "comma-separated values in UTF-8") from error
+    if header != ["seed", "estimator", "iteration", *names]:
+        raise DamagedFile(path, shown(",".join(header)), ",".join(names), 1)
     if len(rows) != wanted:
         raise DamagedFile(path, f"{len(rows)} records", f"{wanted}")
     seeds, iterations = tuple(range(1, settings.seeds + 1)), record_iterations(settings)
+    places = ([str(seed), name, str(at)] for seed in seeds for name in settings.estimators for at in iterations)
+    for number, (row, place) in enumerate(zip(rows, places, strict=True), 2):
+        if row[:3] != place or len(row) != len(header):
+            raise DamagedFile(path, shown(",".join(row)), f"{','.join(place)} and {len(names)} values", number)
     try:
-        curves = {
-            estimator: Curves(
-                **{
-                    name: np.array(
-                        [[getattr(rows[seed, estimator, int(at)], name) for at in iterations] for seed in seeds], float
-                    )
-                    for name in names
-                }
-            )
-            for estimator in settings.estimators
-        }
-    except KeyError as error:
-        raise DamagedFile(path, "no record", "seed {}, estimator {}, iteration {}".format(*error.args[0])) from error
+        values = np.array([[float(value or "nan") for value in row[3:]] for row in rows])
+    except ValueError as error:
+        raise DamagedFile(path, shown(str(error)), "numbers") from error
+    by_curve = values.reshape(len(seeds), len(settings.estimators), len(iterations), len(names)).transpose(1, 3, 0, 2)
+    curves = {name: Curves(*found) for name, found in zip(settings.estimators, by_curve, strict=True)}
     return ToyResults(settings, seeds, iterations, curves)
 
 
-def _csv_rows(path: Path, header: list[str]) -> Iterator[list[str]]:
-    with open_regular(path) as file:
-        try:
-            rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
-            if (found := next(rows, [])) != header:
-                raise DamagedFile(path, shortened(",".join(found)), ",".join(header), 1)
-            for row in rows:
-                if len(row) != len(header):
-                    raise DamagedFile(path, f"{len(row)} values", f"{len(header)}", rows.line_num)
-                yield row
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DamagedFile(path, shortened(str(error)), "comma-separated values in UTF-8") from error
-
-
-def _read_bench(found: Collection, run: SweepRun) -> None:
-    path = run.folder / BENCH
+def _read_bench(run: Run, entry: SweepRun) -> Run:
+    path = entry.folder / BENCH
     if not path.exists():
-        found.unread.append(Unread(run.name, run.targets, *_state(run)))
-        return
+        return _unfinished(run, entry)
     times = read_document(path, BenchFile)
     baselines = {(row.workload, row.baseline_samples) for row in times.rows if row.estimator == BASELINE}
     for index, row in enumerate(times.rows):
         place = f"rows[{index}]"
         if row.estimator not in (*estimators.names(), FLOOR):
-            raise DamagedFile(path, shortened(row.estimator), "a registered estimator", None, f"{place}.estimator")
-        if len(row.rounds) != times.rounds or not all(time > 0 for time in (row.milliseconds, row.ratio, *row.rounds)):
+            raise DamagedFile(path, shown(row.estimator), "a registered estimator", None, f"{place}.estimator")
+        if len(row.rounds) != times.rounds or not _all_positive((row.milliseconds, row.ratio, *row.rounds)):
             raise DamagedFile(path, "other numbers", f"the times of {times.rounds} rounds, above 0", None, place)
         if (row.workload, row.baseline_samples) not in baselines:
             raise DamagedFile(path, f"no row of {BASELINE}", "one for this workload and K", None, place)
-    if not has_checksum(path):
-        found.without_checksum.append(run.name)
-    found.bench.append(BenchRun(run, times))
+    return replace(run, times=times, sealed=has_checksum(path))
 
 
-def _converted(path: Path, within: str, schema: Any, given: Mapping[str, Any]) -> Any:
+def _all_positive(values: Iterable[float]) -> bool:
+    return all(value > 0 for value in values)
+
+
+def _convert(path: Path, within: str, schema: Any, given: Mapping[str, Any]) -> Any:
     """Convert settings by their own class, which also checks them, and name the file where that fails."""
     try:
         return schema.from_json(given)

@@ -5,7 +5,7 @@ from doublecv.lab.report import render
 render.write(Path("results"))            # the paths of the page and of the tables
 
 The page is one file that requests nothing from any network and runs no code but its own: everything that came from the
-sweep is escaped, and a content security policy admits only the one script below, by its hash.
+sweep is escaped, and a content security policy admits only the one script of the template, by its hash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +24,10 @@ from markupsafe import Markup
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import inside, write_atomically
 from doublecv.lab.common.style import appearance
-from doublecv.lab.common.tables import Table
+from doublecv.lab.common.tables import Table, one_line
 from doublecv.lab.report import frames
-from doublecv.lab.report.cells import CellKey, make_cells, paper_numbers
-from doublecv.lab.report.charts import Chart, toy_charts, training_chart
+from doublecv.lab.report.cells import Cell, CellKey, make_cells, paper_numbers
+from doublecv.lab.report.charts import Chart, toy_charts, training_charts
 from doublecv.lab.report.collect import collect, read_picture
 from doublecv.lab.report.frames import Content, column_title, scale, table_title
 from doublecv.lab.report.statistics import Estimate
@@ -42,22 +42,22 @@ class Picture(NamedTuple):
     """The picture of a run: a data URL, or why it cannot be shown."""
 
     caption: str
-    url: str | None
-    fault: str
+    url: str | None = None
+    fault: str = ""
 
 
 class Group(NamedTuple):
-    """A part of a section: charts or pictures under a heading."""
+    """A part of a section: tables, charts or pictures under a heading."""
 
-    heading: str
-    caption: str
-    tables: list[Table]
-    charts: list[Chart]
-    pictures: list[Picture]
+    heading: str = ""
+    caption: str = ""
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    pictures: Sequence[Picture] = ()
 
 
 class Section(NamedTuple):
-    """A section of the page."""
+    """A section of the page; one without groups is left out."""
 
     name: str
     heading: str
@@ -74,16 +74,15 @@ def write(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> 
     content = read(folder, published)
     target = inside(folder, FOLDER)
     target.mkdir(exist_ok=True)
-    tables = [table for table in _tables(content) if table.rows]
+    shown = sections(content)
     files = {
-        "report.html": page(content),
-        "tables.md": _markdown(content, tables),
+        "report.html": page(content, shown),
+        "tables.md": _markdown(content, tables(shown)),
         "tables.tex": _latex(content),
         **_csv_files(content),
     }
-    for name in CSV_FILES:
-        if name not in files:
-            (target / name).unlink(missing_ok=True)
+    for name in set(CSV_FILES) - files.keys():
+        (target / name).unlink(missing_ok=True)
     for name, text in files.items():
         write_atomically(target / name, text.encode())
     return [target / name for name in files]
@@ -96,8 +95,8 @@ def read(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> C
     return Content(runs, make_cells(runs, paper_numbers() if published is None else published))
 
 
-def page(content: Content) -> str:
-    """Return the page."""
+def page(content: Content, shown: Sequence[Section]) -> str:
+    """Return the page with these sections."""
     environment = Environment(
         loader=PackageLoader("doublecv.lab.report", "."),
         autoescape=True,
@@ -107,122 +106,114 @@ def page(content: Content) -> str:
     )
     environment.filters["svg"] = Markup
     template = environment.get_template("page.html.j2")
-    sections = [section for section in _sections(content) if section.groups]
-    text = template.render(content=content, title=TITLE, sections=sections, sweep=content.runs.sweep, policy="POLICY")
+    text = template.render(title=TITLE, sections=shown, runs=content.runs, policy="POLICY")
     script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]  # type: ignore[index]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return text.replace('content="POLICY"', f'content="{policy}"', 1)
 
 
-def _tables(content: Content) -> Iterable[Table]:
-    """Iterate over all tables of results, in the order of the page."""
-    yield frames.verdicts_table(content)
-    yield frames.runs_table(content, only_incomplete=True)
-    yield frames.order_table(content)
-    for make in (frames.elbo_table, frames.wall_clock_table, frames.metrics_table):
-        yield from (make(content, *key) for key in content.tables)
-    yield from (frames.toy_table([toy], frames.TOY) for toy in content.runs.toy)
-    yield from (frames.times_table(content, bench) for bench in content.runs.bench)
+def sections(content: Content) -> list[Section]:
+    """Return the sections of the page that have anything to show; charts are drawn when they are shown."""
+    keys = content.tables
+    toys = _tables(frames.toy_table(content))
+    toys += [Group(f"Curves of {name}", charts=toy_charts(results)) for name, results in content.runs.toy.items()]
+    found = [
+        Section("cells", "Which of the paper's cells are reproduced", _tables(frames.verdicts_table(content))),
+        Section(
+            "incomplete-runs", "Runs that are not complete", _tables(frames.runs_table(content, only_incomplete=True))
+        ),
+        Section("orders", "Order of the estimators", _tables(frames.order_table(content))),
+        Section("elbo", "Training ELBO", _tables(*(frames.elbo_table(content, *key) for key in keys))),
+        Section("curves", "Variance and ELBO over the steps", list(_curves(content))),
+        Section("wall-clock", "Training ELBO against time", list(_against_time(content))),
+        Section(
+            "more", "Test set, variance and alpha", _tables(*(frames.metrics_table(content, *key) for key in keys))
+        ),
+        Section("toy-problem", "Toy problem", toys),
+        Section("time", "Time per step", _tables(*(frames.times_table(content, name) for name in content.runs.bench))),
+        Section("pictures", "Pictures", list(_pictures(content))),
+        Section("settings", "Settings and versions", _tables(*frames.settings_tables(content))),
+    ]
+    return [section for section in found if section.groups]
 
 
-def _sections(content: Content) -> Iterable[Section]:
-    tables = {table.name: table for table in _tables(content)}
-
-    def of(*names: str) -> list[Group]:
-        found = [tables[name] for name in names if name in tables and tables[name].rows]
-        return [Group("", "", found, [], [])] if found else []
-
-    names = [f"table-k{samples}-{likelihood}" for likelihood, samples in content.tables]
-    yield Section("cells", "Which of the paper's cells are reproduced", of("verdicts"))
-    yield Section("incomplete-runs", "Runs that are not complete", of("incomplete"))
-    yield Section("orders", "Order of the estimators", of("order"))
-    yield Section("elbo", "Training ELBO", of(*names))
-    yield Section("curves", "Variance and ELBO over the steps", list(_curves(content)))
-    yield Section("wall-clock", "Training ELBO against time", list(_against_time(content, tables)))
-    yield Section("more", "Test set, variance and alpha", of(*(f"{name}-more" for name in names)))
-    toys = [Group("", "", [tables[toy.run.name]], toy_charts(toy.results), []) for toy in content.runs.toy]
-    yield Section("toy-problem", "Toy problem", toys)
-    yield Section("time", "Time per step", of(*(f"time-{bench.run.name}" for bench in content.runs.bench)))
-    yield Section("pictures", "Pictures", list(_pictures(content)))
-    yield Section("settings", "Settings and versions", [Group("", "", frames.settings_tables(content), [], [])])
+def tables(shown: Sequence[Section]) -> list[Table]:
+    """Return all tables of results, in the order of the page."""
+    groups = [group for section in shown if section.name != "settings" for group in section.groups]
+    return [table for group in groups for table in group.tables]
 
 
-def _curves(content: Content) -> Iterable[Group]:
+def _tables(*found: Table) -> list[Group]:
+    with_rows = [table for table in found if table.rows]
+    return [Group(tables=with_rows)] if with_rows else []
+
+
+def _curves(content: Content) -> Iterator[Group]:
+    for title, column in _columns(content):
+        charts = training_charts(column, "encoder_variance", "Variance") + training_charts(column, "elbo", "ELBO")
+        if charts:
+            yield Group(title, f"{scale(column)}.", charts=charts)
+
+
+def _against_time(content: Content) -> Iterator[Group]:
+    for key in content.tables:
+        table = frames.wall_clock_table(content, *key)
+        charts: list[Chart] = []
+        for column in content.columns(*key):
+            title = f"{column_title(column[0].key)}, {column[0].steps:,} steps"
+            charts += training_charts(column, "elbo", title, content.step_milliseconds(key[1]))
+        if table.rows:
+            yield Group(tables=[table], charts=charts)
+
+
+def _pictures(content: Content) -> Iterator[Group]:
+    for title, column in _columns(content):
+        pictures = [picture for cell in column if cell.complete for picture in _picture(cell)]
+        if pictures:
+            caption = "First row: images of the test set; second row: their reconstructions; below: samples."
+            yield Group(title, f"{scale(column)}. {caption}", pictures=pictures)
+
+
+def _picture(cell: Cell) -> Iterator[Picture]:
+    run = cell.complete[0]
+    caption = f"{appearance(cell.key.estimator).label}, seed {run.seed}"
+    try:
+        if (url := read_picture(run.folder)) is not None:
+            yield Picture(caption, url)
+    except (InputError, OSError) as error:
+        yield Picture(caption, fault=str(error))
+
+
+def _columns(content: Content) -> Iterator[tuple[str, list[Cell]]]:
     for key in content.tables:
         for column in content.columns(*key):
-            title = f"{table_title(*key)}, {column_title(column[0].key)}, {column[0].steps:,} steps"
-            charts = [training_chart(column, "encoder_variance", "Variance"), training_chart(column, "elbo", "ELBO")]
-            if any(charts):
-                yield Group(title, f"{scale(column)}.", [], [chart for chart in charts if chart is not None], [])
-
-
-def _against_time(content: Content, tables: Mapping[str, Table]) -> Iterable[Group]:
-    for likelihood, samples in content.tables:
-        table = tables.get(f"table-k{samples}-{likelihood}-time")
-        if table is None or not table.rows:
-            continue
-        times = content.step_milliseconds(samples)
-        charts = [
-            chart
-            for column in content.columns(likelihood, samples)
-            if (
-                chart := training_chart(
-                    column, "elbo", f"{column_title(column[0].key)}, {column[0].steps:,} steps", times
-                )
-            )
-        ]
-        yield Group("", "", [table], charts, [])
-
-
-def _pictures(content: Content) -> Iterable[Group]:
-    for key in content.tables:
-        for column in content.columns(*key):
-            pictures = []
-            for cell in column:
-                if not cell.complete:
-                    continue
-                run = cell.complete[0]
-                caption = f"{appearance(cell.key.estimator).label}, seed {run.settings.seed}"
-                try:
-                    url = read_picture(run.run.folder)
-                    if url is not None:
-                        pictures.append(Picture(caption, url, ""))
-                except (InputError, OSError) as error:
-                    pictures.append(Picture(caption, None, str(error)))
-            if pictures:
-                heading = f"{table_title(*key)}, {column_title(column[0].key)}, {column[0].steps:,} steps"
-                caption = "First row: images of the test set; second row: their reconstructions; below: samples."
-                yield Group(heading, f"{scale(column)}. {caption}", [], [], pictures)
+            yield f"{table_title(*key)}, {column_title(column[0].key)}, {column[0].steps:,} steps", column
 
 
 def _csv_files(content: Content) -> dict[str, str]:
-    times = [frames.times_table(content, bench, ("gradient", "step")) for bench in content.runs.bench]
-    tables: list[Table | None] = [
+    times = [frames.times_table(content, name, ("gradient", "step")) for name in content.runs.bench]
+    found: list[Table | None] = [
         frames.cells_table(content) if content.tables else None,
         frames.order_table(content),
         replace(times[0], rows=tuple(row for table in times for row in table.rows)) if times else None,
-        frames.toy_table(content.runs.toy),
+        frames.toy_table(content),
         frames.runs_table(content),
     ]
-    named = zip(CSV_FILES, tables, strict=True)
+    named = zip(CSV_FILES, found, strict=True)
     return {name: table.to_csv() for name, table in named if table is not None and table.rows}
 
 
-def _markdown(content: Content, tables: Iterable[Table]) -> str:
-    command = content.runs.sweep.command
-    return "\n".join(
-        [*(f"    {_one_line(line)}" for line in command.splitlines()), "", *(table.to_markdown() for table in tables)]
-    )
+def _markdown(content: Content, found: Iterable[Table]) -> str:
+    return "\n".join([*_command(content, "    "), "", *(table.to_markdown() for table in found)])
 
 
 def _latex(content: Content) -> str:
-    tables = [*frames.paper_layout_tables(content)]
-    tables += [frames.times_table(content, bench) for bench in content.runs.bench]
-    head = ["% Tables for \\input; they need \\usepackage{booktabs}."]
-    head += [f"% {_one_line(line)}" for line in content.runs.sweep.command.splitlines()]
-    return "\n".join([*head, "", *(table.to_latex() for table in tables if table.rows)])
+    found = [*frames.paper_layout_tables(content)]
+    found += [frames.times_table(content, name) for name in content.runs.bench]
+    head = ["% Tables for \\input; they need \\usepackage{booktabs}.", *_command(content, "% "), ""]
+    return "\n".join([*head, *(table.to_latex() for table in found if table.rows)])
 
 
-def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
+def _command(content: Content, prefix: str) -> Iterable[str]:
+    return (f"{prefix}{one_line(line)}" for line in content.runs.sweep.command.splitlines())

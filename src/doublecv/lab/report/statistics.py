@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import hypot, sqrt
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 CLEAR = 2.0
 """Two numbers differ clearly if they differ by more than this multiple of their combined +-."""
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean and its +-: the standard error for our means; the paper does not say what its +- is.
 
     `plus_minus` is None where there is none, as for a single seed.
@@ -23,16 +22,10 @@ class Estimate:
     plus_minus: float | None = None
 
 
-@dataclass(frozen=True)
-class OrderAgreement:
-    """The agreement of two rankings of the same estimators.
+class OrderAgreement(NamedTuple):
+    """The agreement of two rankings of the same estimators: how many of the `pairs` are in the same order in both.
 
-    Attributes:
-        pairs: the number of pairs of estimators.
-        agreeing: the pairs that are in the same order in both.
-        clear: the pairs that differ clearly in both; None where a measured mean has no +-.
-        clear_agreeing: the clear pairs that are in the same order in both; None in the same case.
-        tau: Kendall's tau.
+    `clear` counts the pairs that differ clearly in both rankings; it is None where a measured mean has no +-.
     """
 
     pairs: int
@@ -73,25 +66,18 @@ def order_agreement(measured: Mapping[str, Estimate], paper: Mapping[str, Estima
 
     where a pair that is tied in one of the two rankings neither agrees nor disagrees.
     """
-    pairs = list(combinations([name for name in paper if name in measured], 2))
-    if not pairs:
+    signs, clear_signs, known = [], [], True
+    for one, other in combinations([name for name in paper if name in measured], 2):
+        rankings = [(ranked[one], ranked[other]) for ranked in (measured, paper)]
+        signs.append(_sign(*rankings[0]) * _sign(*rankings[1]))
+        known = known and None not in (measured[one].plus_minus, measured[other].plus_minus)
+        if all(abs(difference_in_plus_minus(*pair) or 0.0) > CLEAR for pair in rankings):
+            clear_signs.append(signs[-1])
+    if not signs:
         return None
-    signs = [_sign(measured, pair) * _sign(paper, pair) for pair in pairs]
-    known = all(measured[name].plus_minus is not None for pair in pairs for name in pair)
-    clear = [
-        sign
-        for sign, (one, other) in zip(signs, pairs, strict=True)
-        if all(abs(difference_in_plus_minus(ranked[one], ranked[other]) or 0.0) > CLEAR for ranked in (measured, paper))
-    ]
-    return OrderAgreement(
-        pairs=len(pairs),
-        agreeing=signs.count(1),
-        clear=len(clear) if known else None,
-        clear_agreeing=clear.count(1) if known else None,
-        tau=sum(signs) / len(pairs),
-    )
+    clear = (len(clear_signs), clear_signs.count(1)) if known else (None, None)
+    return OrderAgreement(len(signs), signs.count(1), *clear, tau=sum(signs) / len(signs))
 
 
-def _sign(ranked: Mapping[str, Estimate], pair: tuple[str, str]) -> int:
-    one, other = (ranked[name].mean for name in pair)
-    return (one > other) - (one < other)
+def _sign(one: Estimate, other: Estimate) -> int:
+    return (one.mean > other.mean) - (one.mean < other.mean)

@@ -178,34 +178,28 @@ def show(targets: Sequence[str], steps: int | None, seeds: Sequence[int], only: 
     One kind of training step is measured (RLOO, K = 2, nonlinear, Bernoulli) on one core; every run takes longer in
     proportion to its multiplications, and the cores share the runs.
     """
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
+    from doublecv.lab.common.tables import Entry, Row, Table, number, words
     from doublecv.lab.sweep.cost import multiplications_per_second, work
     from doublecv.lab.sweep.progress import duration
 
-    def planned(*names: str) -> tuple[str, str]:
+    def row(heading: str, summary: str, *names: str) -> Row:
         runs = plan(Path(), names, steps, seeds, only, "").runs
-        return str(len(runs)), duration(sum(map(work, runs)) / speed / min(cores(), max(1, len(runs))))
+        seconds = sum(map(work, runs)) / speed / min(cores(), max(1, len(runs)))
+        shown = Entry(duration(seconds), seconds)
+        return {"target": words(heading), "what it shows": words(summary), "runs": number(len(runs), 0), "time": shown}
 
     speed = multiplications_per_second()
-    table = Table(
-        title=f"{'1,000,000' if steps is None else f'{steps:,}'} steps, {_count(len(seeds), 'seed')}",
-        caption=f"time on {_count(cores(), 'core')}: a training step of RLOO with K = 2 was measured here, the others "
-        "are estimated from their multiplications; a run that targets share is one run",
-        box=box.SIMPLE_HEAD,
-    )
-    for heading in ("target", "what it shows"):
-        table.add_column(heading, no_wrap=heading == "target")
-    for heading in ("runs", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name in targets:
-        table.add_row(name, TARGETS[name].summary, *planned(name))
+    rows: list[Row | str] = [row(name, TARGETS[name].summary, name) for name in targets]
     if len(targets) > 1:
-        table.add_section()
-        table.add_row(ALL if len(targets) == len(TARGETS) else "together", "", *planned(*targets))
-    Console().print(table)
+        rows += ["", row(ALL if len(targets) == len(TARGETS) else "together", "", *targets)]
+    title = f"{1_000_000 if steps is None else steps:,} steps, {_count(len(seeds), 'seed')}"
+    caption = (
+        f"time on {_count(cores(), 'core')}: a training step of RLOO with K = 2 was measured here, the others "
+        "are estimated from their multiplications; a run that targets share is one run"
+    )
+    Console().print(Table.of("targets", title, caption, rows))
 
 
 def _count(number: int, what: str) -> str:

@@ -33,7 +33,7 @@ from msgspec import Meta
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import LOCK, inside, is_locked, locked, write_atomically
-from doublecv.lab.common.records import convert, read_fields, seal_document, shortened
+from doublecv.lab.common.records import convert, read_fields, seal_document, shown
 
 FILE = "sweep.json"
 FORMAT = 1
@@ -160,7 +160,7 @@ def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{folder} holds no sweep: there is no {path}; doublecv reproduce makes one") from error
     if held.get("format") != FORMAT:
-        raise InputError(f"{path} has format {shortened(held.get('format'))}, and this version reads {FORMAT}")
+        raise InputError(f"{path} has format {shown(held.get('format'))}, and this version reads {FORMAT}")
     file = convert(path, held, _File)
     runs: dict[str, SweepRun] = {}
     for index, entry in enumerate(file.runs):

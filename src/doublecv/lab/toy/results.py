@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
-from doublecv.lab.common.tables import Column, Entry, Getter, Table, label, number, significant, words
+from doublecv.lab.common.tables import Column, Entry, Row, Table, number, significant, words
 from doublecv.lab.toy.problem import ToySettings
 
 if TYPE_CHECKING:
@@ -143,30 +143,29 @@ def _first_above(
     return np.where(above.any(axis=1), iterations[above.argmax(axis=1)], np.inf)
 
 
-COLUMNS: tuple[tuple[Column, Getter], ...] = (
-    (Column("variance\n/ RLOO", key="relative_variance"), lambda one: significant(one.relative_variance)),
-    (Column("second\nhalf", key="late_relative_variance"), lambda one: significant(one.late_relative_variance)),
-    (
-        Column("same\nlogits", key="late_relative_variance_at_same_logits"),
-        lambda one: significant(one.late_relative_variance_at_same_logits),
-    ),
-    (
-        Column(f"iterations\nto {REACHED}", key=f"iterations_to_{REACHED}"),
-        lambda one: number(one.reached, 0) if np.isfinite(one.reached) else Entry("never"),
-    ),
-    (Column("final\nobjective", key="final_objective"), lambda one: number(one.final_objective, 6)),
-)
-"""The columns of a table of summaries, after the names of the estimators."""
+def summary_row(summary: Summary) -> Row:
+    """Return a summary as the row of a table, without the name of its estimator."""
+    reached = summary.reached
+    return {
+        Column("variance\n/ RLOO", "relative_variance"): significant(summary.relative_variance),
+        Column("second\nhalf", "late_relative_variance"): significant(summary.late_relative_variance),
+        Column("same\nlogits", "late_relative_variance_at_same_logits"): significant(
+            summary.late_relative_variance_at_same_logits
+        ),
+        Column(f"iterations\nto {REACHED}", f"iterations_to_{REACHED}"): (
+            number(reached, 0) if np.isfinite(reached) else Entry("never")
+        ),
+        Column("final\nobjective", "final_objective"): number(summary.final_objective, 6),
+    }
 
 
 def table(results: ToyResults) -> Table:
     """Return the summaries as a table for the terminal."""
     settings = results.settings
+    title = f"D = {settings.dimension}, K = {settings.samples}, {settings.iterations} iterations, {settings.seeds} seed"
     return Table.of(
-        summarise(results),
-        [(label("estimator"), lambda one: words(one.name)), *COLUMNS],
         "toy",
-        f"D = {settings.dimension}, K = {settings.samples}, {settings.iterations} iterations, "
-        f"{settings.seeds} seed{'s' if settings.seeds > 1 else ''}",
+        title if settings.seeds == 1 else f"{title}s",
         "medians over iterations and seeds; same logits: exact, second half",
+        [{"estimator": words(one.name), **summary_row(one)} for one in summarise(results)],
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.style import appearance
-from doublecv.lab.common.tables import Column, Getter, Table, label, number, significant, words
+from doublecv.lab.common.tables import Table, number, significant, words
 from doublecv.lab.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -87,17 +87,20 @@ def table(results: Sequence[TrainResult]) -> Table:
     settings = results[0].settings
     metrics = {"train\nELBO": "train_elbo", "test\nELBO": "test_elbo"}
     metrics |= {f"bound\nS = {count}": f"test_bound_{count}" for count in (settings.samples, settings.bound_samples)}
-    columns: list[tuple[Column, Getter]] = [
-        (label("estimator"), lambda one: words(one.settings.estimator)),
-        (Column("seed"), lambda one: words(str(one.seed))),
-        *((Column(heading), lambda one, key=key: number(one.final[key])) for heading, key in metrics.items()),
-        (Column("variance"), lambda one: significant(one.final["encoder_variance"])),
-        (Column("alpha"), lambda one: number(one.final.get("alpha"), 3)),
-        (Column("ms per\nstep"), lambda one: number(1000 * one.seconds_per_step)),
+    rows = [
+        {
+            "estimator": words(one.settings.estimator),
+            "seed": words(str(one.seed)),
+            **{heading: number(one.final[key]) for heading, key in metrics.items()},
+            "variance": significant(one.final["encoder_variance"]),
+            "alpha": number(one.final.get("alpha"), 3),
+            "ms per\nstep": number(1000 * one.seconds_per_step),
+        }
+        for one in results
     ]
     title = f"{settings.dataset}, {settings.likelihood} likelihood, {settings.network}, K = {settings.samples}"
     caption = "nats per image; variance of the encoder's gradient"
-    return Table.of(results, columns, "train", f"{title}, {settings.steps} steps", caption)
+    return Table.of("train", f"{title}, {settings.steps} steps", caption, rows)
 
 
 def write_overview(results: Sequence[TrainResult], path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import locked, write_atomically
 from doublecv.lab.common.options import Option, check_options
-from doublecv.lab.common.tables import Column, Entry, Getter, Table, label, number, significant, words
+from doublecv.lab.common.tables import Entry, Table, number, significant, words
 
 if TYPE_CHECKING:
     from doublecv.lab.variance.measure import Measurement
@@ -125,19 +125,20 @@ def tables(found: Sequence[Measurement]) -> str:
 
 def _table(model: tuple[str, str, int], found: Sequence[Measurement]) -> str:
     cells = {(one.estimator, one.samples): one for one in found}
-
-    def entry(samples: int, shown: Callable[[Measurement], Entry]) -> Getter:
-        return lambda name: shown(cells[name, samples]) if (name, samples) in cells else Entry()
-
-    columns: list[tuple[Column, Getter]] = [(label("estimator"), words)]
-    for samples in sorted({one.samples for one in found}):
-        columns += [
-            (Column(f"K = {samples}"), entry(samples, lambda one: significant(one.variance, 4, one.standard_error))),
-            (Column("/ RLOO"), entry(samples, lambda one: number(one.relative, 3))),
-            (Column("times evaluations"), entry(samples, lambda one: significant(one.variance_times_evaluations, 4))),
-        ]
-    names = [name for name in estimators.names() if any(one.estimator == name for one in found)]
+    rows = []
+    for name in [name for name in estimators.names() if any(one.estimator == name for one in found)]:
+        row = {"estimator": words(name)}
+        for samples in sorted({one.samples for one in found}):
+            one = cells.get((name, samples))
+            row |= {
+                f"K = {samples}": Entry() if one is None else significant(one.variance, 4, one.standard_error),
+                f"K = {samples}, / RLOO": Entry() if one is None else number(one.relative, 3),
+                f"K = {samples}, times evaluations": (
+                    Entry() if one is None else significant(one.variance_times_evaluations, 4)
+                ),
+            }
+        rows.append(row)
     dataset, likelihood, steps = model
     title = f"{dataset}, {likelihood} likelihood, {steps:,} steps"
     caption = "Variance +- its standard error, relative to RLOO's, and times the evaluations of f."
-    return Table.of(names, columns, "variance", title, caption).to_markdown()
+    return Table.of("variance", title, caption, rows).to_markdown()
