@@ -8,7 +8,6 @@ import zlib
 import numpy as np
 
 from doublecv.lab.data.catalogue import Checksum, Form, ImageSet, PublishedFile
-from doublecv.lab.data.readers import read_idx
 
 HEIGHT, WIDTH = 3, 2
 TRAIN_NAME, TEST_NAME = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"
@@ -45,10 +44,8 @@ class SmallSet:
             sha256_file(name, content, [f"{home}/{name}.gz" for home in homes])
             for name, content in self.contents.items()
         )
-        form = Form(files, lambda contents: tuple(map(read_idx, contents)), train_images=7, test_images=3)
-        self.set = ImageSet(
-            "small", HEIGHT, WIDTH, train=5, shuffle=shuffle, forms=(form,), system_folder=system_folder
-        )
+        form = Form("idx", files, train_images=7, test_images=3)
+        self.set = ImageSet(HEIGHT, WIDTH, 5, (form,), shuffle, system_folder, "small")
 
     @property
     def form(self):

@@ -12,7 +12,7 @@ from small_sets import TEST_NAME, TRAIN_NAME, SmallSet
 
 from doublecv.lab.cli import main
 from doublecv.lab.data import NAMES
-from doublecv.lab.data.catalogue import FASHION_MNIST, SETS
+from doublecv.lab.data.catalogue import SETS
 from doublecv.lab.data.command import set_status
 
 
@@ -22,7 +22,7 @@ def nothing_here(tmp_path, monkeypatch):
     monkeypatch.delenv("DOUBLECV_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setitem(SETS, "fashion-mnist", dataclasses.replace(FASHION_MNIST, system_folder=None))
+    monkeypatch.setitem(SETS, "fashion-mnist", dataclasses.replace(SETS["fashion-mnist"], system_folder=None))
 
     def no_network(*arguments):
         raise AssertionError("the network was used")

@@ -30,22 +30,6 @@ def server():
         yield server
 
 
-class SilentBar:
-    """Counts what a progress bar would show."""
-
-    def __init__(self, description):
-        self.description, self.total, self.done, self.closed = description, 0, 0, False
-
-    def update(self, amount):
-        self.done += amount
-
-    def reset(self):
-        self.done = 0
-
-    def close(self):
-        self.closed = True
-
-
 def published(server, *paths):
     return sha256_file("numbers", CONTENT, [server.url(path) for path in paths])
 
@@ -68,7 +52,7 @@ def files_below(folder):
 )
 def test_any_wrapper_arrives_unpacked(server, tmp_path, answer):
     server.answers["numbers.gz"] = answer
-    path = download(published(server, "numbers.gz"), tmp_path / "new" / "folder", SilentBar)
+    path = download(published(server, "numbers.gz"), tmp_path / "new" / "folder")
     assert path.read_bytes() == CONTENT
     assert files_below(tmp_path) == ["new/folder/numbers"]
 
@@ -77,28 +61,15 @@ def test_any_wrapper_arrives_unpacked(server, tmp_path, answer):
 def test_a_download_that_does_not_end_is_given_up(server, tmp_path, length_given):
     server.answers["numbers"] = Answer(bytes(len(CONTENT) + (1 << 20) + 1), length_given=length_given)
     with pytest.raises(DownloadError, match=r"numbers: expected 300000 bytes with .*, found more than 1348576 bytes"):
-        download(published(server, "numbers"), tmp_path, SilentBar)
+        download(published(server, "numbers"), tmp_path)
     assert files_below(tmp_path) == []
 
 
 def test_redirect_is_followed(server, tmp_path):
     server.answers["old"] = Answer(b"", status=302, redirect=server.url("new"))
     server.answers["new"] = Answer(CONTENT)
-    download(published(server, "old"), tmp_path, SilentBar)
+    download(published(server, "old"), tmp_path)
     assert server.asked == ["old", "new"]
-
-
-def test_bar_gets_the_length_and_is_filled(server, tmp_path):
-    server.answers["numbers"] = Answer(CONTENT)
-    bars = []
-
-    def bar(description):
-        bars.append(SilentBar(description))
-        return bars[-1]
-
-    download(published(server, "missing", "numbers"), tmp_path, bar)
-    assert [bar.description for bar in bars] == ["numbers from 127.0.0.1"] * 2
-    assert (bars[1].total, bars[1].done, bars[1].closed) == (len(CONTENT), len(CONTENT), True)
 
 
 BROKEN = {
@@ -139,7 +110,7 @@ def test_broken_download_says_what_happened_and_leaves_nothing(server, tmp_path,
     server.answers["numbers"] = answer
     file = published(server, "numbers")
     with pytest.raises(DownloadError) as raised:
-        download(file, tmp_path, SilentBar)
+        download(file, tmp_path)
     assert str(raised.value).startswith(message.format(url=server.url("numbers"), sha256=file.checksum.value))
     assert "\n" not in str(raised.value)
     assert files_below(tmp_path) == []
@@ -150,7 +121,7 @@ def test_next_mirror_is_tried_from_the_start(server, tmp_path, trouble):
     server.answers["first"] = BROKEN[trouble][0]
     server.answers["second"] = Answer(gzip.compress(CONTENT))
     file = published(server, "first", "second")
-    path = download(file, tmp_path, SilentBar)
+    path = download(file, tmp_path)
     assert verified(path, file) == CONTENT
     assert server.asked == ["first", "second"]
     assert files_below(tmp_path) == ["numbers"]
@@ -162,7 +133,7 @@ def test_every_failure_is_told(server, tmp_path):
     server.answers["wrong"] = Answer(b"wrong")
     file = sha256_file("numbers", CONTENT, [gone.url("a"), server.url("missing"), server.url("wrong")])
     with pytest.raises(DownloadError) as raised:
-        download(file, tmp_path, SilentBar)
+        download(file, tmp_path)
     first, second, third = str(raised.value).split("; ")
     assert first.startswith(gone.url("a"))
     assert "refused" in first
@@ -178,9 +149,9 @@ def test_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch, len
     server.answers["silent"] = Answer(CONTENT, wait=rest, length_given=length_given)
     server.answers["second"] = Answer(CONTENT)
     with pytest.raises(DownloadError, match="before the connection broke" if length_given else "timed out"):
-        download(published(server, "silent"), tmp_path, SilentBar)
+        download(published(server, "silent"), tmp_path)
     assert files_below(tmp_path) == []
-    path = download(published(server, "silent", "second"), tmp_path, SilentBar)
+    path = download(published(server, "silent", "second"), tmp_path)
     rest.set()
     assert path.read_bytes() == CONTENT
 
@@ -189,10 +160,10 @@ def test_older_file_is_kept_until_the_new_one_is_whole(server, tmp_path):
     (tmp_path / "numbers").write_bytes(b"older")
     server.answers["numbers"] = BROKEN["cut"][0]
     with pytest.raises(DownloadError):
-        download(published(server, "numbers"), tmp_path, SilentBar)
+        download(published(server, "numbers"), tmp_path)
     assert (tmp_path / "numbers").read_bytes() == b"older"
     server.answers["numbers"] = Answer(CONTENT)
-    download(published(server, "numbers"), tmp_path, SilentBar)
+    download(published(server, "numbers"), tmp_path)
     assert (tmp_path / "numbers").read_bytes() == CONTENT
 
 
@@ -202,7 +173,7 @@ def test_full_disk_is_an_error_with_the_file_named_and_nothing_left(server, tmp_
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(OSError, match="File too large") as raised:
-            download(published(server, "numbers", "numbers"), tmp_path, SilentBar)
+            download(published(server, "numbers", "numbers"), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(tmp_path) in str(raised.value)
@@ -216,19 +187,17 @@ def test_only_old_partial_files_are_cleared_away(server, tmp_path):
     for partial, age in ((old, STALE_SECONDS + 60), (young, STALE_SECONDS - 60)):
         partial.write_bytes(b"partial")
         os.utime(partial, (time.time() - age,) * 2)
-    download(published(server, "numbers"), tmp_path, SilentBar)
+    download(published(server, "numbers"), tmp_path)
     assert files_below(tmp_path) == ["numbers", young.name]
 
 
 def process_that_downloads(file, folder):
     code = (
         "import sys; from pathlib import Path\n"
-        "from doublecv.lab.data.fetch import DownloadBar, download\n"
-        "from rich.progress import Progress\n"
+        "from doublecv.lab.data.fetch import download\n"
         "from doublecv.lab.data.catalogue import Checksum, PublishedFile\n"
         f"file = PublishedFile({file.name!r}, Checksum(*{tuple(file.checksum)!r}), {file.bytes}, {file.mirrors!r})\n"
-        "with Progress() as progress:\n"
-        f"    download(file, Path({str(folder)!r}), lambda description: DownloadBar(progress, description))\n"
+        f"download(file, Path({str(folder)!r}))\n"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

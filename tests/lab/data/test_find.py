@@ -6,7 +6,7 @@ import pytest
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.data.catalogue import FASHION_MNIST, OMNIGLOT
+from doublecv.lab.data.catalogue import SETS
 from doublecv.lab.data.fetch import BrokenFile, cache_folder, find
 
 
@@ -86,15 +86,15 @@ def test_omniglot_in_either_form(places):
     folder = places["named"] / "omniglot"
     folder.mkdir()
     (folder / "chardata.mat").touch()
-    found = find(OMNIGLOT, places["named"], places["cache"])
-    assert (found.form, found.paths) == (OMNIGLOT.forms[1], (folder / "chardata.mat",))
+    found = find(SETS["omniglot"], places["named"], places["cache"])
+    assert (found.form, found.paths) == (SETS["omniglot"].forms[1], (folder / "chardata.mat",))
     (folder / "omniglot28.npz").touch()
-    found = find(OMNIGLOT, places["named"], places["cache"])
-    assert (found.form, found.paths) == (OMNIGLOT.forms[0], (folder / "omniglot28.npz",))
+    found = find(SETS["omniglot"], places["named"], places["cache"])
+    assert (found.form, found.paths) == (SETS["omniglot"].forms[0], (folder / "omniglot28.npz",))
 
 
 def test_debian_package_is_looked_for_where_it_puts_its_files():
-    assert str(FASHION_MNIST.system_folder) == "/usr/share/datasets/fashion-mnist"
+    assert str(SETS["fashion-mnist"].system_folder) == "/usr/share/datasets/fashion-mnist"
 
 
 def test_cache_is_the_users(monkeypatch, tmp_path):

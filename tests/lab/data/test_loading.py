@@ -13,9 +13,9 @@ from scipy.io import savemat
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet, other_gzip, random_images
 
 from doublecv.lab.data import load
-from doublecv.lab.data.catalogue import FASHION_MNIST, MNIST, OMNIGLOT, SETS, Checksum, Form, PublishedFile
+from doublecv.lab.data.catalogue import SETS, Checksum, Form, PublishedFile
 from doublecv.lab.data.fetch import BrokenFile, Found, load_set, read
-from doublecv.lab.data.readers import read_chardata, shuffled
+from doublecv.lab.data.readers import shuffled
 
 
 @pytest.fixture
@@ -94,12 +94,13 @@ def test_chardata_is_read_as_omniglot(tmp_path):
     (tmp_path / "omniglot").mkdir()
     (tmp_path / "omniglot" / "chardata.mat").write_bytes(content)
     form = Form(
-        (PublishedFile("chardata.mat", Checksum("git blob", "").of(content), bytes=None),),
-        lambda contents: read_chardata(contents[0], height=28, width=28),
+        "chardata",
+        (PublishedFile("chardata.mat", Checksum("git blob", "").of(content)),),
         train_images=30,
         test_images=7,
     )
-    image_set = dataclasses.replace(OMNIGLOT, train=25, forms=(OMNIGLOT.forms[0], form))
+    omniglot = SETS["omniglot"]
+    image_set = dataclasses.replace(omniglot, train=25, forms=(omniglot.forms[0], form))
     dataset = load_set(image_set, tmp_path, tmp_path / "cache")
     assert (dataset.train.shape, dataset.validation.shape) == ((25, 784), (5, 784))
     np.testing.assert_array_equal(np.concatenate([dataset.train, dataset.validation]), shuffled(train.reshape(30, 784)))
@@ -138,11 +139,11 @@ def raw_idx(folder, name, count):
     return np.frombuffer(content, np.uint8)[16:].reshape(count, 784)
 
 
-@pytest.mark.parametrize(("image_set", "ink"), [(MNIST, 33.3184), (FASHION_MNIST, 72.9404)], ids=["mnist", "fashion"])
-def test_real_mnist_and_fashion_mnist(image_set, ink):
-    folder = real_data(image_set.name)
+@pytest.mark.parametrize(("name", "ink"), [("mnist", 33.3184), ("fashion-mnist", 72.9404)])
+def test_real_mnist_and_fashion_mnist(name, ink):
+    folder = real_data(name)
     train, test = raw_idx(folder, TRAIN_NAME, 60_000), raw_idx(folder, TEST_NAME, 10_000)
-    dataset = load(image_set.name)
+    dataset = load(name)
     np.testing.assert_array_equal(dataset.train, train[:50_000])
     np.testing.assert_array_equal(dataset.validation, train[50_000:])
     np.testing.assert_array_equal(dataset.test, test)
@@ -167,11 +168,11 @@ def test_real_mnist_from_a_mirror_with_another_wrapper(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving() as server:
         files = []
-        for file in MNIST.forms[0].files:
+        for file in SETS["mnist"].forms[0].files:
             content = gzip.decompress((folder / f"{file.name}.gz").read_bytes())
             server.answers[file.name] = Answer(other_gzip(content))
             files.append(dataclasses.replace(file, mirrors=(server.url("gone"), server.url(file.name))))
-        form = dataclasses.replace(MNIST.forms[0], files=tuple(files))
-        dataset = load_set(dataclasses.replace(MNIST, forms=(form,)), None, tmp_path)
+        form = dataclasses.replace(SETS["mnist"].forms[0], files=tuple(files))
+        dataset = load_set(dataclasses.replace(SETS["mnist"], forms=(form,)), None, tmp_path)
     np.testing.assert_array_equal(dataset.test, raw_idx(folder, TEST_NAME, 10_000))
     assert sorted(path.name for path in (tmp_path / "mnist").iterdir()) == [TEST_NAME, TRAIN_NAME]

@@ -7,11 +7,9 @@ unpacked beyond the length that was published.
 
 from __future__ import annotations
 
-import io
 import os
 import time
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,10 +17,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+import platformdirs
 
 from doublecv.lab.common.errors import InputError, unknown_name
 from doublecv.lab.data.catalogue import NAMES, SETS, Form, ImageSet, PublishedFile
-from doublecv.lab.data.readers import Dataset, read_digits, shuffled
+from doublecv.lab.data.readers import READERS, Dataset, read_digits, shuffled
 
 VARIABLE = "DOUBLECV_DATA"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -74,12 +73,12 @@ def load_set(image_set: ImageSet, directory: Path | None, cache: Path) -> Datase
 def read(image_set: ImageSet, found: Found) -> Dataset:
     """Verify the files of a data set and split their images."""
     form, where = found.form, " and ".join(map(str, found.paths))
+    size = image_set.height, image_set.width
     contents = [verified(path, file) for path, file in zip(found.paths, form.files, strict=True)]
     try:
-        train, test = form.read(contents)
+        train, test = READERS[form.reader](contents, size)
     except InputError as error:
         raise BrokenFile(f"{where}: {error}") from error
-    size = (image_set.height, image_set.width)
     for part, images, count in (("training", train, form.train_images), ("test", test, form.test_images)):
         if images.shape != (count, *size) or images.dtype != np.uint8:
             raise BrokenFile(
@@ -158,9 +157,7 @@ def named_folders(image_set: ImageSet, directory: Path | None) -> list[Path]:
 
 def cache_folder() -> Path:
     """Return the operating system's folder for what can be downloaded again."""
-    import pooch  # type: ignore[import-untyped]
-
-    return Path(pooch.os_cache("doublecv"))
+    return Path(platformdirs.user_cache_dir("doublecv"))
 
 
 def stored(folder: Path, file: PublishedFile) -> Path | None:
@@ -188,15 +185,10 @@ def _all_or_nothing(image_set: ImageSet, folder: Path) -> Found | None:
 
 
 def download_set(image_set: ImageSet, directory: Path | None, cache: Path) -> Found:
-    """Download the missing files of a data set into the cache, with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+    """Download the missing files of a data set into the cache."""
     folder, form = cache / image_set.name, image_set.downloadable
     try:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = partial(DownloadBar, progress)
-            paths = [stored(folder, file) or download(file, folder, bar) for file in form.files]
+        paths = [stored(folder, file) or download(file, folder) for file in form.files]
     except DownloadError as error:
         searched = ", ".join(map(str, [*named_folders(image_set, directory), folder]))
         wanted = ", or ".join(form.names for form in image_set.forms)
@@ -207,15 +199,9 @@ def download_set(image_set: ImageSet, directory: Path | None, cache: Path) -> Fo
     return Found(form, tuple(paths))
 
 
-def download(file: PublishedFile, folder: Path, bar: Callable[[str], Any]) -> Path:
-    """Download a file into a folder, unpacked, from the first mirror that serves what was published.
-
-    Args:
-        file: the file.
-        folder: where it goes; it is made if need be.
-        bar: makes the progress bar of one attempt, in pooch's sense, from a description.
-    """
-    import pooch
+def download(file: PublishedFile, folder: Path) -> Path:
+    """Download a file into a folder, unpacked, from the first mirror that serves what was published."""
+    import pooch  # type: ignore[import-untyped]
 
     pooch.get_logger().setLevel("WARNING")
     known = f"sha256:{file.checksum.value}" if file.checksum.kind == "sha256" else None
@@ -224,39 +210,36 @@ def download(file: PublishedFile, folder: Path, bar: Callable[[str], Any]) -> Pa
     for address in file.mirrors:
         mirror = pooch.create(path=folder, base_url="", registry={file.name: known}, urls={file.name: address})
         try:
-            return Path(mirror.fetch(file.name, downloader=partial(_get, file=file, bar=bar)))
+            return Path(mirror.fetch(file.name, downloader=partial(_get, file=file)))
         except (BrokenFile, DownloadError) as error:
             failures.append(str(error))
     raise DownloadError("; ".join(failures))
 
 
-def _get(address: str, output: str, _: Any, file: PublishedFile, bar: Callable[[str], Any]) -> None:
+def _get(address: str, output: str, _: Any, file: PublishedFile) -> None:
     """Download an address, unpack and verify it in memory, and write it where pooch wants it."""
-    import pooch
     import requests
+    from rich.console import Console
+    from rich.progress import track
 
-    # pooch leaves the connection open where a download breaks off.
-    responses: list[requests.Response] = []
-    shown, received = bar(f"{file.name} from {urlsplit(address).hostname}"), _Limited(file.limit + WRAPPER)
-    get = pooch.HTTPDownloader(
-        progressbar=shown,
-        chunk_size=CHUNK_BYTES,
-        timeout=SECONDS_WITHOUT_A_BYTE,
-        hooks={"response": lambda response, **_: responses.append(response)},
-    )
+    received, limit, promised = bytearray(), file.limit + WRAPPER, 0
+    shown = f"{file.name} from {urlsplit(address).hostname}"
     try:
-        get(address, received, None)
-    except OverflowError as error:
-        raise _broken(address, file, f"more than {received.limit} bytes") from error
+        with requests.get(address, stream=True, timeout=SECONDS_WITHOUT_A_BYTE) as response:
+            response.raise_for_status()
+            promised = int(response.headers.get("content-length", 0))
+            chunks = response.iter_content(CHUNK_BYTES)
+            console = Console(stderr=True)
+            for chunk in track(chunks, shown, promised / CHUNK_BYTES or None, console=console, transient=True):
+                received += chunk
+                if len(received) > limit:
+                    raise _broken(address, file, f"more than {limit} bytes")
     except requests.HTTPError as error:
         raise DownloadError(str(error)) from error
     except requests.RequestException as error:
-        interrupted = f"expected {shown.total} bytes, found {received.tell()} before the connection broke"
-        raise DownloadError(f"{address}: {interrupted if shown.total else _innermost(error)}") from error
-    finally:
-        for response in responses:
-            response.close()
-    content = _verified(received.getvalue(), file, address)
+        interrupted = f"expected {promised} bytes, found {len(received)} before the connection broke"
+        raise DownloadError(f"{address}: {interrupted if promised else _innermost(error)}") from error
+    content = _verified(bytes(received), file, address)
     try:
         with open(output, "wb") as partial_file:
             partial_file.write(content)
@@ -266,20 +249,6 @@ def _get(address: str, output: str, _: Any, file: PublishedFile, bar: Callable[[
     except OSError as error:
         error.filename = error.filename or output
         raise
-
-
-class _Limited(io.BytesIO):
-    """A buffer that raises an OverflowError beyond its limit."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def write(self, chunk: Any) -> int:
-        """Append a chunk."""
-        if self.tell() + len(chunk) > self.limit:
-            raise OverflowError
-        return super().write(chunk)
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -294,33 +263,3 @@ def _remove_stale(folder: Path) -> None:
         with suppress(FileNotFoundError):
             if time.time() - temporary.stat().st_mtime > STALE_SECONDS:
                 temporary.unlink()
-
-
-class DownloadBar:
-    """A task of rich's progress display with the methods that pooch calls."""
-
-    def __init__(self, progress: Any, description: str) -> None:
-        self._progress, self._total = progress, 0
-        self._task = progress.add_task(description, total=None)
-
-    @property
-    def total(self) -> int:
-        """The bytes that the server promised, 0 if it did not say."""
-        return self._total
-
-    @total.setter
-    def total(self, total: int) -> None:
-        self._total = total
-        self._progress.update(self._task, total=total or None)
-
-    def update(self, amount: int) -> None:
-        """Advance by `amount` bytes."""
-        self._progress.update(self._task, advance=amount)
-
-    def reset(self) -> None:
-        """Return to the start."""
-        self._progress.update(self._task, completed=0)
-
-    def close(self) -> None:
-        """Stop the bar."""
-        self._progress.stop_task(self._task)

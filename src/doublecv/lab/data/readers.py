@@ -11,6 +11,7 @@ import io
 import math
 import struct
 import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -123,6 +124,16 @@ def _upright(
         raise InputError(f"{name}: expected values in [0, 1], found {low} to {high}")
     by_column = columns.T.reshape(-1, width, height)
     return np.ascontiguousarray(np.rint(255 * by_column).astype(np.uint8).transpose(0, 2, 1))
+
+
+Reader: TypeAlias = Callable[[Sequence[bytes], tuple[int, int]], tuple[Images, Images]]
+
+READERS: dict[str, Reader] = {
+    "idx": lambda contents, _: (read_idx(contents[0]), read_idx(contents[1])),
+    "npz": lambda contents, _: read_npz(contents[0]),
+    "chardata": lambda contents, size: read_chardata(contents[0], *size),
+}
+"""How the training and test images are read from the files of a form; the second argument is the size of an image."""
 
 
 def read_digits() -> Dataset:
