@@ -12,52 +12,45 @@ from doublecv.lab.common.errors import InputError, unknown_name
 
 
 class Command(NamedTuple):
-    """A program: its package in the lab, its dataclass of settings as MODULE:NAME in there, and its summary."""
+    """A program of the laboratory: the dataclass of its settings, the function that takes them, and its summary."""
 
-    package: str
-    settings_name: str
+    settings: str
+    main: str
     summary: str
 
-    @property
-    def settings(self) -> str:
-        """The path of the dataclass of its settings."""
-        return f"doublecv.lab.{self.package}.{self.settings_name}"
 
-    @property
-    def main(self) -> str:
-        """The path of the function that takes them."""
-        return f"doublecv.lab.{self.package}.command:main"
+def _command(package: str, settings: str, summary: str) -> Command:
+    return Command(f"doublecv.lab.{package}.{settings}", f"doublecv.lab.{package}.command:main", summary)
 
 
 COMMANDS = {
-    "toy": Command("toy", "problem:ToySettings", "run the paper's toy problem: variance and learning curves"),
-    "data": Command("data", "command:DataSettings", "list the image data sets, and whether each is here and intact"),
-    "train": Command("train", "settings:TrainSettings", "train a variational autoencoder with discrete latents"),
-    "variance": Command("variance", "command:VarianceSettings", "measure the variance of estimators on trained models"),
-    "bench": Command("bench", "results:BenchSettings", "measure milliseconds per training step, for every estimator"),
-    "reproduce": Command("sweep", "command:ReproduceSettings", "run the paper's experiments, here or on a cluster"),
-    "report": Command("report", "command:ReportSettings", "compare the results of reproduce with the paper's"),
+    "toy": _command("toy", "problem:ToySettings", "run the paper's toy problem: variance and learning curves"),
+    "data": _command("data", "command:DataSettings", "list the image data sets, and whether each is here and intact"),
+    "train": _command("train", "settings:TrainSettings", "train a variational autoencoder with discrete latents"),
+    "variance": _command("variance", "command:VarianceSettings", "measure the variance of estimators on trained models"),
+    "bench": _command("bench", "results:BenchSettings", "measure milliseconds per training step, for every estimator"),
+    "reproduce": _command("sweep", "command:ReproduceSettings", "run the paper's experiments, here or on a cluster"),
+    "report": _command("report", "command:ReportSettings", "compare the results of reproduce with the paper's"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name; user errors are printed as one line on standard error."""
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if name in ("-h", "--help"):
-        print(_help())
-        return
-    if name == "--version":
-        print(f"doublecv {__version__}")
-        return
-    if name == "--print-completion":
-        _print_completion(*rest[:1])
-        return
-    if name not in COMMANDS:
-        known = ("--help", "--version", "--print-completion") if name.startswith("-") else COMMANDS
-        _fail("doublecv", str(unknown_name("option" if name.startswith("-") else "command", name, known)))
-    prog = f"doublecv {name}"
+    prog = f"doublecv {name}" if name in COMMANDS else "doublecv"
     try:
-        run(name, rest)
+        if name in ("-h", "--help"):
+            print(_help())
+        elif name == "--version":
+            print(f"doublecv {__version__}")
+        elif name == "--print-completion":
+            _print_completion(*rest[:1])
+        elif name.startswith("-"):
+            raise unknown_name("option", name, ("--help", "--version", "--print-completion"))
+        elif name not in COMMANDS:
+            raise unknown_name("command", name, COMMANDS)
+        else:
+            run(name, rest)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "doublecv"):
@@ -94,7 +87,7 @@ def _print_completion(shell: str = "bash") -> None:
     from doublecv.lab.common.options import make_parser
 
     if shell not in shtab.SUPPORTED_SHELLS:
-        _fail("doublecv", str(unknown_name("shell", shell, shtab.SUPPORTED_SHELLS)))
+        raise unknown_name("shell", shell, shtab.SUPPORTED_SHELLS)
     parser = argparse.ArgumentParser(prog="doublecv")
     commands = parser.add_subparsers()
     for name, command in COMMANDS.items():
@@ -109,20 +102,15 @@ def _fail(prog: str, message: str) -> NoReturn:
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: doublecv [--help] [--version] [--print-completion SHELL] COMMAND ...",
-            "",
-            "Low-variance, unbiased gradients of expectations under discrete distributions: the laboratory.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "doublecv COMMAND --help shows what a command takes.",
-            "",
-            "example:",
-            "  doublecv toy --dimension 10 --seeds 2 --out toy",
-        ]
-    )
+    commands = "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
+    return f"""usage: doublecv [--help] [--version] [--print-completion SHELL] COMMAND ...
+
+Low-variance, unbiased gradients of expectations under discrete distributions: the laboratory.
+
+commands:
+{commands}
+
+doublecv COMMAND --help shows what a command takes.
+
+example:
+  doublecv toy --dimension 10 --seeds 2 --out toy"""

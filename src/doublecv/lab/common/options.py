@@ -34,7 +34,8 @@ from doublecv.lab.common.errors import InputError, shortened, unknown_name
 
 Settings = TypeVar("Settings")
 
-KINDS = {int: "a whole number", float: "a number", Path: "a path", str: "a word"}
+KINDS = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", "a path"), str: ("NAME", "a word")}
+"""The placeholder of a value in the help, and what it must be."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,45 @@ class _Setting(NamedTuple):
         """The placeholder of the value."""
         if self.choices:
             return "{" + ",".join(self.choices) + "}"
-        return self.option.metavar or {int: "N", float: "X", Path: "PATH"}.get(self.kind, "NAME")
+        return self.option.metavar or KINDS[self.kind][0]
 
     @property
     def required(self) -> bool:
         """Whether the user must give it."""
-        return self.field.default is MISSING and self.field.default_factory is MISSING
+        return self.field.default is MISSING
+
+    def convert(self, word: str) -> Any:
+        """Return the value that a word of the command line gives."""
+        try:
+            if self.kind is Path and not word:
+                raise ValueError
+            return self.kind(word)
+        except ValueError as error:
+            wanted = KINDS[self.kind][1]
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {shortened(repr(word))}") from error
+
+    def add_to(self, group: Any, text: str) -> None:
+        """Add the option to a group of a parser's arguments, with its help."""
+        option, value = self.option, None if self.required else self.field.default
+        if self.required and not option.positional:
+            text += " (required)"
+        elif value is not None and value is not False and value != ():
+            text += f" (default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
+        keywords: dict[str, Any] = {"help": text.replace("%", "%%")}
+        if self.kind is bool:
+            group.add_argument(self.flag, action="store_true", **keywords)
+            return
+        keywords |= {"default": value, "type": self.convert, "metavar": self.metavar}
+        # Completion reads the choices; `check_options` checks them.
+        keywords["choices"] = self.choices or (None if option.names is None else option.names())
+        if option.without_value is not None:
+            keywords |= {"nargs": "?", "const": option.without_value}
+        if self.several:
+            keywords["nargs"] = "+" if self.required else "*"
+        if option.positional:
+            group.add_argument(self.field.name, **keywords)
+        else:
+            group.add_argument(self.flag, required=self.required, **keywords)
 
 
 def flag(field: str) -> str:
@@ -109,7 +143,7 @@ def parse(cls: type[Settings], prog: str, words: Sequence[str]) -> Settings:
     parser = make_parser(cls, prog)
     made = _parsed(cls, parser, words)
     if (others := getattr(made, "defaults", lambda: None)()) is not None:
-        parser.set_defaults(**{field.name: getattr(others, field.name) for field in fields(cls)})  # type: ignore[arg-type]
+        parser.set_defaults(**vars(others))
         made = _parsed(cls, parser, words)
     check_options(made)
     getattr(made, "check", lambda: None)()
@@ -122,21 +156,21 @@ def _parsed(cls: type[Settings], parser: argparse.ArgumentParser, words: Sequenc
         if word.startswith("-"):
             raise unknown_name("option", word.partition("=")[0], [each.flag for each in _settings(cls)])
         raise InputError(f"unexpected argument {shortened(repr(word))}; {parser.prog} --help shows what it takes")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()}
-    return cls(**values)
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()})
 
 
 def make_parser(cls: type, prog: str) -> argparse.ArgumentParser:
     """Return the parser of a settings class."""
-    settings = list(_settings(cls))
+    settings, helps = list(_settings(cls)), _attribute_docstrings(cls)
+    paragraphs = (inspect.getdoc(cls) or "").split("\n\n")
+    about = [textwrap.fill(each, 100) for each in paragraphs if not each.startswith("Example: ")]
     layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=100)
     parser = _Parser(prog, formatter_class=layout, allow_abbrev=False, add_help=False)
-    parser.usage = _usage(prog, settings)
-    parser.description, parser.epilog = _description(cls), _epilog(cls, settings)
+    parser.usage = " ".join([prog, *filter(None, map(_usage, settings)), "[options]"])
+    parser.description, parser.epilog = "\n\n".join(about), _epilog(paragraphs, settings)
     groups = [parser.add_argument_group(heading) for heading in ("arguments", "options")]
-    helps = _attribute_docstrings(cls)
     for setting in settings:
-        _add(groups[not setting.option.positional], setting, helps.get(setting.field.name, ""))
+        setting.add_to(groups[not setting.option.positional], helps.get(setting.field.name, ""))
     groups[1].add_argument("-h", "--help", action="help", help="Show this help and exit.")
     return parser
 
@@ -144,22 +178,20 @@ def make_parser(cls: type, prog: str) -> argparse.ArgumentParser:
 def check_options(settings: Any) -> None:
     """Raise an `InputError` for the first setting outside its limits, with its name, the value and the limit."""
     for setting in _settings(type(settings)):
-        value, option, name = getattr(settings, setting.field.name), setting.option, setting.flag
-        if value is None:
-            continue
-        values = value if setting.several else (value,)
-        if setting.required and not len(values):
-            raise InputError(f"{name} needs at least one value")
-        if option.unique and len(set(values)) < len(values):
-            raise InputError(f"{name} must not repeat a value, got {' '.join(map(str, values))}")
+        value = getattr(settings, setting.field.name)
+        values = () if value is None else value if setting.several else (value,)
+        if setting.required and not values:
+            raise InputError(f"{setting.flag} needs at least one value")
+        if setting.option.unique and len(set(values)) < len(values):
+            raise InputError(f"{setting.flag} must not repeat a value, got {' '.join(map(str, values))}")
         for each in values:
-            _check_value(name, each, setting)
+            _check_value(setting, each)
 
 
-def _check_value(name: str, value: Any, setting: _Setting) -> None:
-    option = setting.option
+def _check_value(setting: _Setting, value: Any) -> None:
+    option, name = setting.option, setting.flag
     if setting.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise InputError(f"{name} must be {KINDS[setting.kind]}, got {shortened(repr(value))}")
+        raise InputError(f"{name} must be {KINDS[setting.kind][1]}, got {shortened(repr(value))}")
     if option.minimum is not None and not value >= option.minimum:
         raise InputError(f"{name} must be at least {option.minimum:,}, got {_digits(value)}")
     if option.maximum is not None and not value <= option.maximum:
@@ -180,8 +212,7 @@ def _settings(cls: type) -> Iterator[_Setting]:
     for field in fields(cls):
         hint, option = hints[field.name], Option()
         if get_origin(hint) is Annotated:
-            hint, *extras = get_args(hint)
-            option = next((extra for extra in extras if isinstance(extra, Option)), option)
+            hint, option = get_args(hint)
         if get_origin(hint) in (Union, types.UnionType):
             (hint,) = (each for each in get_args(hint) if each is not type(None))
         several = get_origin(hint) is tuple
@@ -191,72 +222,20 @@ def _settings(cls: type) -> Iterator[_Setting]:
         yield _Setting(field, str if choices else hint, several, choices, option)
 
 
-def _add(group: Any, setting: _Setting, text: str) -> None:
-    field, option = setting.field, setting.option
-    default = None if setting.required else field.default
-    keywords: dict[str, Any] = {"help": text.replace("%", "%%") + _default(setting)}
-    if setting.kind is bool:
-        group.add_argument(setting.flag, dest=field.name, action="store_true", **keywords)
-        return
-    keywords |= {"type": _converter(setting), "metavar": setting.metavar}
-    keywords["choices"] = setting.choices or (None if option.names is None else option.names())
-    if option.without_value is not None:
-        keywords |= {"nargs": "?", "const": option.without_value}
-    if setting.several:
-        keywords["nargs"] = "+" if setting.required else "*"
-    if option.positional:
-        group.add_argument(field.name, default=default, **keywords)
-    else:
-        group.add_argument(setting.flag, dest=field.name, default=default, required=setting.required, **keywords)
+def _usage(setting: _Setting) -> str:
+    """Return what the usage line says of a setting that must be given or has no name; nothing for the others."""
+    if not setting.option.positional:
+        return f"{setting.flag} {setting.metavar}" if setting.required else ""
+    more = f"[{setting.metavar} ...]" if setting.several else ""
+    return f"{setting.metavar} {more}".strip() if setting.required else more or f"[{setting.metavar}]"
 
 
-def _default(setting: _Setting) -> str:
-    value = setting.field.default
-    if setting.required:
-        return "" if setting.option.positional else " (required)"
-    if value is None or value is False or value == ():
-        return ""
-    return f" (default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
-
-
-def _converter(setting: _Setting) -> Callable[[str], Any]:
-    def convert(word: str) -> Any:
-        try:
-            if setting.kind is Path and not word:
-                raise ValueError
-            return setting.kind(word)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"must be {KINDS[setting.kind]}, got {shortened(repr(word))}") from error
-
-    return convert
-
-
-def _usage(prog: str, settings: Sequence[_Setting]) -> str:
-    words = [prog]
-    for setting in settings:
-        name, metavar = setting.flag, setting.metavar
-        if setting.option.positional:
-            words.append(f"{metavar} [{metavar} ...]" if setting.several else metavar)
-            if not setting.required:
-                words[-1] = f"[{metavar} ...]" if setting.several else f"[{metavar}]"
-        elif setting.required:
-            words.append(f"{name} {metavar}")
-    return " ".join([*words, "[options]"])
-
-
-def _description(cls: type) -> str:
-    paragraphs = (inspect.getdoc(cls) or "").split("\n\n")
-    return "\n\n".join(textwrap.fill(each, 100) for each in paragraphs if not each.startswith("Example: "))
-
-
-def _epilog(cls: type, settings: Sequence[_Setting]) -> str:
+def _epilog(paragraphs: Sequence[str], settings: Sequence[_Setting]) -> str:
+    """Return the names that the options take, and the example."""
     lists = {each.option.what: each.option.names() for each in settings if each.option.names is not None}
-    shown = [
-        f"{what}s:\n"
-        + textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-        for what, names in lists.items()
-    ]
-    examples = [each for each in (inspect.getdoc(cls) or "").split("\n\n") if each.startswith("Example: ")]
+    fill = partial(textwrap.fill, width=100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    shown = [f"{what}s:\n{fill(', '.join(names))}" for what, names in lists.items()]
+    examples = [each for each in paragraphs if each.startswith("Example: ")]
     return "\n\n".join([*shown, *(each.replace("Example: ", "example:\n  ", 1) for each in examples)])
 
 
@@ -264,13 +243,11 @@ def _attribute_docstrings(cls: type) -> dict[str, str]:
     """Return the docstrings below the fields of a class and of those that it is derived from."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for statement, after in zip(body.body, body.body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                match after:
-                    case ast.Expr(ast.Constant(str() as text)):
-                        found[statement.target.id] = " ".join(text.split())
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        for pair in zip(body, body[1:], strict=False):
+            match pair:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str() as text)):
+                    found[name] = " ".join(text.split())
     return found
 
 
@@ -278,7 +255,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are `InputError`s."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Leave the choices, which completion reads, to `check_options`."""
+        """Leave the choices to `check_options`."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the message in our words."""
