@@ -27,7 +27,9 @@ COMMANDS = {
     "toy": _command("toy", "problem:ToySettings", "run the paper's toy problem: variance and learning curves"),
     "data": _command("data", "command:DataSettings", "list the image data sets, and whether each is here and intact"),
     "train": _command("train", "settings:TrainSettings", "train a variational autoencoder with discrete latents"),
-    "variance": _command("variance", "command:VarianceSettings", "measure the variance of estimators on trained models"),
+    "variance": _command(
+        "variance", "command:VarianceSettings", "measure the variance of estimators in trained models"
+    ),
     "bench": _command("bench", "results:BenchSettings", "measure milliseconds per training step, for every estimator"),
     "reproduce": _command("sweep", "command:ReproduceSettings", "run the paper's experiments, here or on a cluster"),
     "report": _command("report", "command:ReportSettings", "compare the results of reproduce with the paper's"),

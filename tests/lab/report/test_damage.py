@@ -64,7 +64,10 @@ def edit(folder, name, change):
             lambda run: (run / "config.json").write_text("{}"),
             "config.json, field settings: found nothing",
         ),
-        (lambda run: (run / "config.json").write_bytes(b"\xff"), "config.json: found byte 0xff at 0, wanted UTF-8"),
+        (
+            lambda run: (run / "config.json").write_bytes(b"\xff"),
+            "config.json: found no JSON .*byte 0xff in position",
+        ),
         (lambda run: os.truncate(run / "metrics.jsonl", 800), "line [0-9]+: found the end of the file"),
         (lambda run: digit(run / "metrics.jsonl"), "metrics.jsonl, line 1, field checksum"),
         (lambda run: digit(run / "config.json"), "config.json, field checksum"),

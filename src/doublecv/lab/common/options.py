@@ -27,6 +27,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -244,7 +245,7 @@ def _attribute_docstrings(cls: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        for pair in zip(body, body[1:], strict=False):
+        for pair in pairwise(body):
             match pair:
                 case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str() as text)):
                     found[name] = " ".join(text.split())

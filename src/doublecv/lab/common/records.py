@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 
@@ -44,6 +44,15 @@ _DECODER = msgspec.json.Decoder(dict[str, int | float | str | dict[str, int | fl
 _PATH = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 
 Document = TypeVar("Document")
+
+
+@dataclass
+class _Head:
+    """The fields that every line has."""
+
+    kind: str
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    seed: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class DamagedFile(InputError):
@@ -90,12 +99,8 @@ def read_fields(path: Path) -> dict[str, Any]:
         raise DamagedFile(path, f"more than {LARGEST_DOCUMENT:,} bytes", "a smaller file")
     try:
         found = json.loads(content)
-    except json.JSONDecodeError as error:
-        raise DamagedFile(path, f"no JSON ({error.msg} at column {error.colno})", "JSON", error.lineno) from error
-    except UnicodeDecodeError as error:
-        raise DamagedFile(path, f"byte {error.object[error.start]:#x} at {error.start}", "UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(path, "JSON with too many levels or digits", "a document of a run") from error
+        raise DamagedFile(path, f"no JSON ({shortened(str(error))})", "a JSON object") from error
     if not isinstance(found, dict):
         raise DamagedFile(path, shown(found), "a JSON object")
     for name, value in _numbers(found):
@@ -124,21 +129,21 @@ def has_checksum(path: Path) -> bool:
     return b'"checksum": "' in start
 
 
-def convert(path: Path, found: Any, schema: type[Document], within: str = "") -> Document:
+def convert(path: Path, found: Any, schema: type[Document], within: str = "", line: int | None = None) -> Document:
     """Convert what was read from `path` to `schema`; `within` names the field that holds it."""
     try:
         return msgspec.convert(found, schema)
     except msgspec.ValidationError as error:
         sentence, place = _PATH.fullmatch(str(error)).groups()  # type: ignore[union-attr]
-        name = ".".join(part for part in (within, place) if part)
-        value = _at(found, place or "")
-        if missing := re.fullmatch(r"Object missing required field `(.*)`", sentence):
-            name = ".".join(part for part in (name, missing[1]) if part)
-            raise DamagedFile(path, "nothing", "a value", None, name) from error
+        value = shown(_at(found, place or ""))
         wanted = sentence.partition(", got")[0].removeprefix("Expected ").replace("`", "")
-        if sentence.startswith("Invalid enum value"):
+        missing = re.fullmatch(r"Object missing required field (.*)", wanted)
+        if missing:
+            value, wanted = "nothing", "a value"
+        if wanted.startswith("Invalid enum value"):
             wanted = "a value that the laboratory knows"
-        raise DamagedFile(path, shown(value), wanted, None, name) from error
+        name = ".".join(part for part in (within, place, missing and missing[1]) if part)
+        raise DamagedFile(path, value, wanted, line, name) from error
 
 
 def seal_line(record: Mapping[str, Any], checksum: int, sealed: bool = True) -> tuple[bytes, int]:
@@ -199,7 +204,8 @@ class LineReader:
             line = text + b"}"
         try:
             record = _DECODER.decode(line)
-            if _is_record(record) and (self.sealed or not _has_words(record)):
+            msgspec.convert(record, _Head)
+            if [type(value) for value in record.values()].count(str) == 1:
                 return record
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
@@ -209,15 +215,12 @@ class LineReader:
         """Find out what is wrong with a line; the slow way, taken once."""
         try:
             found = json.loads(line)
+            convert(self.path, found, dict, line=number)
+            convert(self.path, found, _Head, line=number)
+        except DamagedFile as error:
+            return error
         except (ValueError, RecursionError):
             return DamagedFile(self.path, shown(line.decode(errors="replace")), "a JSON object", number)
-        if not isinstance(found, dict):
-            return DamagedFile(self.path, shown(found), "a JSON object", number)
-        for name, wanted in {"kind": "a word", "step": "a number from 0 on", "seed": "a number from 0 on"}.items():
-            if name not in found:
-                return DamagedFile(self.path, "nothing", wanted, number, name)
-            if not _is_record({"kind": "", "step": 0, "seed": 0} | {name: found[name]}):
-                return DamagedFile(self.path, shown(found[name]), wanted, number, name)
         for name, value in found.items():
             for key, one in value.items() if isinstance(value, dict) else [("", value)]:
                 if name != "kind" and one is not None and (not _is_number(one) or not isfinite(one)):
@@ -236,16 +239,6 @@ def shown(value: Any) -> str:
 
 def _document_checksum(content: Any) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
-
-
-def _is_record(record: Record) -> bool:
-    step, seed = record.get("step"), record.get("seed")
-    return type(step) is int and type(seed) is int and step >= 0 and seed >= 0 and type(record.get("kind")) is str
-
-
-def _has_words(record: Record) -> bool:
-    """Return whether a field besides `kind` is text, such as a checksum whose name was changed."""
-    return any(type(value) is str for name, value in record.items() if name != "kind")
 
 
 def _is_number(value: Any) -> bool:

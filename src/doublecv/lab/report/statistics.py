@@ -75,8 +75,13 @@ def order_agreement(measured: Mapping[str, Estimate], paper: Mapping[str, Estima
             clear_signs.append(signs[-1])
     if not signs:
         return None
-    clear = (len(clear_signs), clear_signs.count(1)) if known else (None, None)
-    return OrderAgreement(len(signs), signs.count(1), *clear, tau=sum(signs) / len(signs))
+    return OrderAgreement(
+        pairs=len(signs),
+        agreeing=signs.count(1),
+        clear=len(clear_signs) if known else None,
+        clear_agreeing=clear_signs.count(1) if known else None,
+        tau=sum(signs) / len(signs),
+    )
 
 
 def _sign(one: Estimate, other: Estimate) -> int:
