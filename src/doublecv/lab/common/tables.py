@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -92,7 +92,8 @@ class Entry(NamedTuple):
     bold: bool = False
 
 
-Row: TypeAlias = Mapping[str | Column, Entry]
+Row: TypeAlias = Mapping[Any, Entry]
+"""Entries by column; a heading stands for a column that has only this."""
 
 
 @dataclass(frozen=True)

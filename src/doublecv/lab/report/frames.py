@@ -209,7 +209,7 @@ def _metrics(cell: Cell) -> Row:
         ("gradient variance", "encoder_variance"): significant,
         ("alpha", "alpha"): lambda value, error: number(value, 3, error=error),
     }
-    row: dict[str | Column, Entry] = {}
+    row: dict[Column, Entry] = {}
     for (heading, key), entry in shown.items():
         found = cell.measured(key)
         row[Column(heading, key, f"{key}_standard_error")] = (
