@@ -10,9 +10,9 @@ from doublecv.lab import cli
 from doublecv.lab.common.files import locked
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
-from doublecv.lab.train.settings import TrainSettings
+from doublecv.lab.train.settings import TrainSettings, trainable
 from doublecv.lab.variance import measure as frozen
-from doublecv.lab.variance.command import measurable, tables
+from doublecv.lab.variance.command import tables
 from doublecv.lab.variance.measure import Measurement, measure
 
 SETTINGS = TrainSettings(latents=12, batch=20, steps=40, evaluate_every=40, bound_samples=2)
@@ -50,7 +50,7 @@ def test_one_program_serves_two_models(run_folder, tmp_path):
 
 
 def test_all_but_r_star_can_be_measured():
-    assert set(estimators.names()) - set(measurable()) == {"r-star", "carms", "disarm-tree"}, (
+    assert set(estimators.names()) - set(trainable()) == {"r-star", "carms", "disarm-tree"}, (
         "they need more than a binary f"
     )
 

@@ -19,7 +19,12 @@ SHORTEST = 1e-3
 
 
 def median_times(calls: Sequence[Callable[[], object]], rounds: int = ROUNDS, limit: float = inf) -> list[float]:
-    """Return the seconds of each call, the median over rounds in which all of them take turns.
+    """Return the seconds of each call, the median over the rounds of `round_times`."""
+    return [median(of_call) for of_call in round_times(calls, rounds, limit)]
+
+
+def round_times(calls: Sequence[Callable[[], object]], rounds: int, limit: float = inf) -> list[list[float]]:
+    """Return the seconds of each call in each of the rounds in which all of them take turns.
 
     Other work on the machine then slows all of them alike. The order changes from round to round because a call is
     slower after one that has emptied the caches. Each is called twice beforehand, which compiles it.
@@ -44,7 +49,7 @@ def median_times(calls: Sequence[Callable[[], object]], rounds: int = ROUNDS, li
         shuffle(order)
         for index in order:
             times[index].append(_time(calls[index], repeats[index]))
-    return [median(of_call) for of_call in times]
+    return times
 
 
 def _time(call: Callable[[], object], repeats: int) -> float:

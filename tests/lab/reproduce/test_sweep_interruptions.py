@@ -103,7 +103,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     status, printed, told = reproduce(*words, out=out)
     assert (status, printed) == (1, "")
     assert broken.state() == "failed"
-    assert "was started with estimator" in (broken.folder / FAILURE).read_text()
+    assert "was started with --estimator" in (broken.folder / FAILURE).read_text()
     assert "Traceback" in (broken.folder / LOG).read_text()
     assert f"its log is {broken.folder / LOG}" in told
 

@@ -83,11 +83,12 @@ def change(path, old, new):
         (cut_tensors, "state.safetensors has sha256"),
         (lambda path: (path / "state.safetensors").unlink(), "state.safetensors is missing"),
         (lambda path: (path / "checkpoint.json").unlink(), "checkpoint.json is missing"),
-        (lambda path: (path / "checkpoint.json").write_text('{"step": 1'), "checkpoint.json cannot be read"),
-        (lambda path: (path / "checkpoint.json").write_text("[]"), "checkpoint.json cannot be read"),
-        (lambda path: change(path, '"step": 10', '"step": 11'), "checkpoint.json has sha256"),
-        (lambda path: change(path, '"metrics_bytes": 100', '"metrics_bytes": 50'), "checkpoint.json has sha256"),
-        (lambda path: change(path, '"samples": 2', '"samples": 3'), "checkpoint.json has sha256"),
+        (lambda path: (path / "checkpoint.json").write_text('{"step": 1'), "checkpoint.json, line 1: found no JSON"),
+        (lambda path: (path / "checkpoint.json").write_text("[]"), "checkpoint.json: found [], wanted a JSON"),
+        (lambda path: change(path, '"step": 10', '"step": 11'), "checkpoint.json, field checksum"),
+        (lambda path: change(path, '"metrics_bytes": 100', '"metrics_bytes": 50'), "checkpoint.json, field checksum"),
+        (lambda path: change(path, '"checksum"', '"checksun"'), "checkpoint.json has the fields"),
+        (lambda path: change(path, '"samples": 2', '"samples": 3'), "checkpoint.json, field checksum"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_older_one_used(tmp_path, damage, message):

@@ -1,11 +1,10 @@
-"""Define the workloads of the benchmark in JAX: a gradient, a training step, and the floor of its matrix products."""
+"""Define the workloads of the benchmark in JAX: a gradient, and steps of `doublecv train`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count, pairwise, repeat
-from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +14,11 @@ from doublecv.distributions import Bernoulli
 from doublecv.estimators import Estimator, label
 from doublecv.jax import Expectation
 from doublecv.lab.bench import problem
-from doublecv.lab.bench.problem import Workloads
 from doublecv.lab.data import Dataset
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import make_step
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+from doublecv.lab.vae.likelihoods import bernoulli_log_likelihood
+from doublecv.lab.vae.model import Network
 
 STEPS = 10
 """The number of steps per timed call: training runs them in compiled chunks, and so does the benchmark."""
@@ -30,23 +27,18 @@ IMAGES = 5000
 """The number of random images in the shape of Fashion-MNIST; it does not influence the time of a step."""
 
 
-def workloads() -> Workloads:
-    """Return the gradient of an expectation, and steps of `doublecv train`."""
-    return {"gradient": gradient, "step": step}
-
-
 def gradient(estimator: Estimator) -> Callable[[], None]:
     """Return a call that computes the gradient in the parameters of the decoder, the logits and the learned state."""
     y, logits = jnp.asarray(problem.images()), jnp.asarray(problem.logits())
     context = jax.random.normal(jax.random.key(3), (problem.BATCH, problem.FEATURES))
     expectation = Expectation(estimator)
-    decoder = _layers(problem.GRADIENT_DECODER, jax.random.key(0))
+    decoder = Network(problem.GRADIENT_DECODER, jax.random.key(0))
 
     @jax.jit
     def gradients(decoder: Any, logits: Any, learned: Any, key: Any) -> Any:
         def loss(decoder: Any, logits: Any, learned: Any) -> Any:
             def f(x: Any) -> Any:
-                return -_log_likelihood(decoder, x, y)
+                return -bernoulli_log_likelihood(decoder(x), y)
 
             return expectation(f, Bernoulli(logits=logits), learned, key, context=context).mean()
 
@@ -59,7 +51,13 @@ def gradient(estimator: Estimator) -> Callable[[], None]:
 
 def step(estimator: Estimator) -> Callable[[], None]:
     """Return a call that makes `STEPS` training steps of the nonlinear autoencoder, with batches of random images."""
-    settings = TrainSettings(dataset="fashion-mnist", estimator=label(estimator), samples=estimator.samples)
+    settings = TrainSettings(
+        dataset="fashion-mnist",
+        latents=problem.LATENTS,
+        batch=problem.BATCH,
+        estimator=label(estimator),
+        samples=estimator.samples,
+    )
     pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, problem.PIXELS), dtype=np.uint8)
     program = make_step(settings, Dataset("fashion-mnist", 28, 28, pixels, pixels[:1], pixels[:1]))
     state, numbers = program.start(), count(step=STEPS)
@@ -78,46 +76,25 @@ def floor(samples: int) -> Callable[[], None]:
     These are the forward pass, the weight gradients and the input gradients of every layer. The input gradients of the
     first layers of encoder and decoder are left out, because no such step uses them.
     """
-    products = [
-        (_random(rows, inputs), _random(inputs, outputs), _random(rows, outputs), index > 0)
-        for sizes, rows in (
-            (problem.STEP_ENCODER, problem.BATCH),
-            (problem.STEP_DECODER, problem.BATCH * samples),
-        )
-        for index, (inputs, outputs) in enumerate(pairwise(sizes))
-    ]
-    input_gradients = [wanted for *_, wanted in products]
 
-    @jax.jit
-    def multiply(layers: list[tuple[Any, Any, Any]]) -> Any:
+    def network(widths: tuple[int, ...], rows: int) -> list[tuple[Any, Any, Any]]:
         return [
-            (x @ weights, x.T @ cotangent, cotangent @ weights.T if wanted else None)
-            for (x, weights, cotangent), wanted in zip(layers, input_gradients, strict=True)
+            (jnp.ones((rows, inputs)), jnp.ones((inputs, outputs)), jnp.ones((rows, outputs)))
+            for inputs, outputs in pairwise(widths)
         ]
 
-    layers = [(x, weights, cotangent) for x, weights, cotangent, _ in products]
-    return lambda: jax.block_until_ready([*map(multiply, repeat(layers, STEPS))])  # type: ignore[no-untyped-call]
+    @jax.jit
+    def multiply(*networks: list[tuple[Any, Any, Any]]) -> Any:
+        return [
+            (x @ weights, x.T @ cotangent, cotangent @ weights.T if index else None)
+            for layers in networks
+            for index, (x, weights, cotangent) in enumerate(layers)
+        ]
+
+    encoder = network(problem.STEP_ENCODER, problem.BATCH)
+    decoder = network(problem.STEP_DECODER, problem.BATCH * samples)
+    networks = repeat(encoder, STEPS), repeat(decoder, STEPS)
+    return lambda: jax.block_until_ready([*map(multiply, *networks)])  # type: ignore[no-untyped-call]
 
 
-def _random(rows: int, columns: int) -> Float[Array, "rows columns"]:
-    return jax.random.normal(jax.random.key(rows * columns), (rows, columns))
-
-
-def _layers(sizes: tuple[int, ...], key: Any) -> list[tuple[Any, Any]]:
-    """Return layers with Glorot uniform weights and zero biases."""
-
-    def layer(inputs: int, outputs: int, key: Any) -> tuple[Any, Any]:
-        limit = sqrt(6 / (inputs + outputs))
-        return jax.random.uniform(key, (inputs, outputs), minval=-limit, maxval=limit), jnp.zeros(outputs)
-
-    keys = jax.random.split(key, len(sizes) - 1)
-    return [layer(*shape, key) for shape, key in zip(pairwise(sizes), keys, strict=True)]
-
-
-def _log_likelihood(decoder: list[tuple[Any, Any]], x: Any, y: Float[Array, "batch pixels"]) -> Any:
-    hidden = x
-    for weights, bias in decoder[:-1]:
-        hidden = jax.nn.leaky_relu(hidden @ weights + bias, problem.NEGATIVE_SLOPE)
-    weights, bias = decoder[-1]
-    q = Bernoulli(logits=hidden @ weights + bias)
-    return q.log_prob(jnp.broadcast_to(y, (*x.shape[:-1], problem.PIXELS)))
+WORKLOADS = {"gradient": problem.Workload(gradient), "step": problem.Workload(step, floor, STEPS)}

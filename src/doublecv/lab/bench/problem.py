@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,14 +12,20 @@ from doublecv.estimators import Estimator
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Workloads: TypeAlias = Mapping[str, Callable[[Estimator], Callable[[], None]]]
-"""Functions from an estimator to the call that is timed, by the name of the workload."""
 
-StepsPerCall: TypeAlias = Mapping[str, int]
-"""The number of steps per call by the name of the workload, if it is not 1."""
+class Workload(NamedTuple):
+    """Describe what is timed.
 
-Floors: TypeAlias = Mapping[str, Callable[[int], Callable[[], None]]]
-"""Functions from K to a call with only the matrix products, by the name of the workload."""
+    Attributes:
+        make: a function from an estimator to the call that is timed.
+        floor: a function from K to a call with only the matrix products, if there is one.
+        steps: the number of steps per call.
+    """
+
+    make: Callable[[Estimator], Callable[[], None]]
+    floor: Callable[[int], Callable[[], None]] | None = None
+    steps: int = 1
+
 
 BATCH, PIXELS, LATENTS, HIDDEN = 100, 784, 200, 200
 

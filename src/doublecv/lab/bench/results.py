@@ -5,17 +5,16 @@ This module imports neither JAX nor PyTorch.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.options import Option, check_options
+from doublecv.lab.common.options import Option, ProgramSettings
 from doublecv.lab.common.tables import Row as TableRow
 from doublecv.lab.common.tables import Table, number, words
+from doublecv.lab.train.settings import trainable
 
 BASELINE = "rloo"
 """The estimator that the others are compared with."""
@@ -24,14 +23,8 @@ FLOOR = "floor"
 """The name of the row with the matrix products only."""
 
 
-def timed() -> tuple[str, ...]:
-    """Return the names of the estimators that do not need the exact mean of f, which is unknown for a decoder."""
-    names = estimators.names(Bernoulli)
-    return tuple(name for name in names if not estimators.make(name, samples=4).needs.expected_f)
-
-
 @dataclass(frozen=True)
-class BenchSettings:
+class BenchSettings(ProgramSettings):
     """Time a gradient and a training step of every estimator, on a VAE with 200 binary latents and 784 pixels.
 
     Example: doublecv bench --estimators double-cv disarm --samples 2
@@ -41,7 +34,7 @@ class BenchSettings:
     """Time PyTorch, not JAX."""
     harm: bool = False
     """Measure the variance relative to RLOO along short training runs of many small problems, instead of times."""
-    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=timed, what="estimator")] = ()
+    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=trainable, what="estimator")] = ()
     """Names of registered estimators; if none is given, all. RLOO is always timed."""
     samples: Annotated[tuple[int, ...], Option(minimum=1, maximum=1000)] = (2, 4)
     """The numbers of samples K."""
@@ -54,15 +47,9 @@ class BenchSettings:
     out: Annotated[Path | None, Option(metavar="FILE")] = None
     """A JSON file for the times of all rounds."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all settings but `out`, as they are read back from a JSON file."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"out": None}))
-        del plain["out"]
-        return plain
-
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""
-        check_options(self)
+        super().check()
         if not self.samples:
             raise InputError("--samples needs at least one value")
 

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from doublecv.distributions import Bernoulli
 from doublecv.estimators import Estimator
 from doublecv.lab.bench import problem
-from doublecv.lab.bench.problem import Workloads
 from doublecv.torch import Expectation
-
-
-def workloads() -> Workloads:
-    """Return the gradient of an expectation, and a complete training step."""
-    return {"gradient": gradient, "step": step}
 
 
 def gradient(estimator: Estimator) -> Callable[[], None]:
@@ -77,3 +71,6 @@ def _log_likelihood(decoder: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     logits: Tensor = decoder(x)
     losses = nn.functional.binary_cross_entropy_with_logits(logits, y.expand_as(logits), reduction="none")
     return -losses.sum(-1)
+
+
+WORKLOADS = {"gradient": problem.Workload(gradient), "step": problem.Workload(step)}

@@ -21,15 +21,31 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import math
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
 
 from doublecv.lab.common.errors import InputError, shortened, unknown_name
 
@@ -133,6 +149,36 @@ class _Setting(NamedTuple):
 def flag(field: str) -> str:
     """Return the name of a field on the command line."""
     return f"--{field.replace('_', '-')}"
+
+
+class ProgramSettings:
+    """Give the settings of a program, a frozen dataclass, their checks and their form as JSON."""
+
+    execution: ClassVar[tuple[str, ...]] = ("out",)
+    """Fields that say where and how the program is executed. All others determine its numbers."""
+
+    def check(self) -> None:
+        """Raise an `InputError` if a setting cannot work."""
+        check_options(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings that determine the numbers, as they are read back from a JSON file."""
+        described = {name: value for name, value in vars(self).items() if name not in self.execution}
+        plain: dict[str, Any] = json.loads(json.dumps(described))
+        return plain
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """Return the settings that `as_json` described, or raise an `InputError` that names the field."""
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        if unknown := sorted(given.keys() - known):
+            raise InputError(f"this version has no settings named {', '.join(unknown)}")
+        try:
+            settings = msgspec.convert(dict(given), cls, dec_hook=lambda kind, value: kind(value))
+        except msgspec.ValidationError as error:
+            raise InputError(str(error)) from error
+        settings.check()
+        return settings
 
 
 def parse(cls: type[Settings], prog: str, words: Sequence[str]) -> Settings:

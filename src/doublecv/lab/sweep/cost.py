@@ -33,10 +33,10 @@ BENCH_STEPS = 10
 CACHE = "speed.json"
 
 MEASURE = """
+from doublecv.diagnostics.timing import median_times
 from doublecv.estimators import make
-from doublecv.lab.bench.timing import time_interleaved
 from doublecv.lab.bench.jax import STEPS, step
-print(time_interleaved({"rloo": step(make("rloo", 2))}, 3, 5, STEPS)["rloo"].median)
+print(1000 * median_times([step(make("rloo", 2))], 5)[0] / STEPS)
 """
 """The milliseconds of a training step, in a process of its own that has one thread, as a run has."""
 

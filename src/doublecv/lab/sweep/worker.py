@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from doublecv.lab.common.files import locked, write_atomically
@@ -139,8 +140,7 @@ def _bench(run: SweepRun, stop: Callable[[], bool]) -> None:
     from doublecv.lab.bench.command import main as bench
     from doublecv.lab.bench.results import BenchSettings
 
-    lists = {name: tuple(run.settings[name]) for name in ("estimators", "samples")}
-    bench(BenchSettings(**{**run.settings, **lists, "out": run.folder / BENCH}))
+    bench(replace(BenchSettings.from_json(run.settings), out=run.folder / BENCH))
 
 
 def main(folder: str) -> None:

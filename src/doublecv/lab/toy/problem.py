@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Annotated
 
 from doublecv import estimators
 from doublecv.arrays import Array
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.options import Option, check_options
+from doublecv.lab.common.options import Option, ProgramSettings
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -23,8 +19,8 @@ if TYPE_CHECKING:
 PAPER = ("rloo", "double-cv", "disarm", "r-star", "reinforce", "muprop")
 """The estimators of the paper's Figure 1."""
 
-LARGEST = 2**31 - 1
-"""The largest iteration and seed: the compiled program counts in 32-bit integers."""
+COUNT = Option(minimum=1, maximum=2**31 - 1)
+"""The compiled program counts in 32-bit integers."""
 
 ESTIMATORS = Option(metavar="NAME", names=estimators.names, what="estimator", unique=True)
 
@@ -65,7 +61,7 @@ class ToyProblem:
 
 
 @dataclass(frozen=True)
-class ToySettings:
+class ToySettings(ProgramSettings):
     """Maximise E_q 1/D sum_i (x_i - p0)^2 over D logits with each estimator, and record its variance.
 
     The defaults are the setting of Figure 1 of Titsias and Shi (2022).
@@ -73,21 +69,19 @@ class ToySettings:
     Example: doublecv toy --estimators rloo double-cv --dimension 10 --seeds 2 --out toy
     """
 
-    dimension: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 200
+    dimension: Annotated[int, COUNT] = 200
     """D, the number of binary variables (the paper: 200, and 1 and 10 in its appendix)."""
-    samples: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 2
+    samples: Annotated[int, COUNT] = 2
     """K, the number of samples per estimate."""
-    estimators: Annotated[
-        tuple[str, ...], Option(metavar="NAME", names=estimators.names, what="estimator", unique=True)
-    ] = PAPER
+    estimators: Annotated[tuple[str, ...], ESTIMATORS] = PAPER
     """Names of registered estimators, in the order of the table."""
-    iterations: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 2000
+    iterations: Annotated[int, COUNT] = 2000
     """The number of optimisation steps."""
-    seeds: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 5
+    seeds: Annotated[int, COUNT] = 5
     """The number of runs per estimator, with the seeds 1, 2, ..."""
-    every: Annotated[int, Option(minimum=1, maximum=LARGEST)] = 10
+    every: Annotated[int, COUNT] = 10
     """The number of iterations between two records."""
-    draws: Annotated[int, Option(minimum=2, maximum=LARGEST)] = 2000
+    draws: Annotated[int, Option(minimum=2, maximum=COUNT.maximum)] = 2000
     """The number of fresh estimates from which the variance at a record is computed."""
     learning_rate: Annotated[float, Option(positive=True)] = 0.01
     """RMSprop's learning rate for the logits."""
@@ -98,25 +92,9 @@ class ToySettings:
     out: Annotated[Path | None, Option(metavar="DIR")] = None
     """A new folder for metrics.csv, config.json and the figures; if not given, only the table is printed."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the settings that determine the numbers, as they are read back from a JSON file."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"out": None}))
-        del plain["out"]
-        return plain
-
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> ToySettings:
-        """Return the settings that `as_json` described, or raise an `InputError` that names the field."""
-        try:
-            settings = msgspec.convert(dict(given), cls)
-        except msgspec.ValidationError as error:
-            raise InputError(str(error)) from error
-        settings.check()
-        return settings
-
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""
-        check_options(self)
+        super().check()
         if not self.estimators:
             raise InputError(f"--estimators must name at least one of {', '.join(estimators.names())}")
         for name in self.estimators:

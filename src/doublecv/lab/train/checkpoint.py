@@ -13,7 +13,6 @@ interrupted runs compare.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,24 +27,19 @@ from safetensors.numpy import save as format_tensors
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import sync_folder, write_new
+from doublecv.lab.common.records import read_fields, seal_document
 
 PREFIX = "checkpoint-"
 PARTIAL = ".checkpoint-partial"
 TENSORS = "state.safetensors"
 DESCRIPTION = "checkpoint.json"
+FIELDS = ["identity", "metrics_bytes", "state_sha256", "step"]
 KEPT = 2
 """The number of checkpoints that are kept: the last one, and one to fall back on."""
 
 
 class Checkpoint(NamedTuple):
-    """Hold a checkpoint that was read.
-
-    Attributes:
-        path: its folder.
-        step: the number of the next step.
-        metrics_bytes: the length of the metrics at that step.
-        state: the state.
-    """
+    """Hold a checkpoint that was read: its folder, the next step, the length of the metrics, and the state."""
 
     path: Path
     step: int
@@ -75,13 +69,12 @@ def save(folder: Path, state: Any, step: int, metrics_bytes: int, identity: Mapp
         "state_sha256": hashlib.sha256(tensors).hexdigest(),
         "identity": identity,
     }
-    description["sha256"] = _digest(description)
     partial, final = folder / PARTIAL, folder / f"{PREFIX}{step:09d}"
     remove(partial)
     try:
         partial.mkdir()
         write_new(partial / TENSORS, tensors)
-        write_new(partial / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+        write_new(partial / DESCRIPTION, seal_document(description))
         sync_folder(partial)
         # A checkpoint of the same step is damaged or equal, and a rename cannot replace a folder that is not empty.
         remove(final)
@@ -133,18 +126,24 @@ def load_newest(
 
 
 def _load(path: Path, like: Any, identity: Mapping[str, Any]) -> Checkpoint:
-    description = _read_description(path)
-    its_identity = description["identity"]
+    try:
+        description = read_fields(path / DESCRIPTION)
+        content = (path / TENSORS).read_bytes()
+    except FileNotFoundError as error:
+        raise Damaged(f"{Path(error.filename).name} is missing") from error
+    except InputError as error:
+        raise Damaged(str(error)) from error
+    # `read_fields` removes the checksum, which covers all other fields, if it is there under its name.
+    if sorted(description) != FIELDS:
+        raise Damaged(f"{DESCRIPTION} has the fields {', '.join(description)}, expected {', '.join(FIELDS)}")
+    if description["step"] != step_of(path):
+        raise Damaged(f"it was renamed: {DESCRIPTION} says step {description['step']}")
     for name, wanted in identity.items():
-        if (given := its_identity.get(name)) != wanted:
+        if (given := description["identity"].get(name)) != wanted:
             raise InputError(
                 f"{path} belongs to a different run: {name.replace('_', ' ')} is {_short(given)} in the checkpoint, "
                 f"{_short(wanted)} here"
             )
-    try:
-        content = (path / TENSORS).read_bytes()
-    except FileNotFoundError as error:
-        raise Damaged(f"{TENSORS} is missing") from error
     if (found := hashlib.sha256(content).hexdigest()) != description["state_sha256"]:
         raise Damaged(f"{TENSORS} has sha256 {found[:12]}..., expected {description['state_sha256'][:12]}...")
     try:
@@ -152,26 +151,6 @@ def _load(path: Path, like: Any, identity: Mapping[str, Any]) -> Checkpoint:
     except SafetensorError as error:
         raise Damaged(f"{TENSORS} cannot be read: {error}") from error
     return Checkpoint(path, description["step"], description["metrics_bytes"], _restore(like, tensors))
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    """Read checkpoint.json; its checksum covers everything else in it, such as the number of the step."""
-    try:
-        description: dict[str, Any] = json.loads((path / DESCRIPTION).read_bytes())
-        expected = description.pop("sha256")
-    except FileNotFoundError as error:
-        raise Damaged(f"{DESCRIPTION} is missing") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{DESCRIPTION} cannot be read") from error
-    if (found := _digest(description)) != expected:
-        raise Damaged(f"{DESCRIPTION} has sha256 {found[:12]}..., expected {str(expected)[:12]}...")
-    if description["step"] != step_of(path):
-        raise Damaged(f"it was renamed: {DESCRIPTION} says step {description['step']}")
-    return description
-
-
-def _digest(description: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def _restore(like: Any, tensors: Mapping[str, np.ndarray]) -> Any:

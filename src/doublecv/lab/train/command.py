@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from doublecv.lab.train import distributed
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
 from doublecv.lab.train.results import Callbacks, TrainResult, table
-from doublecv.lab.train.settings import EXECUTION, TrainSettings
+from doublecv.lab.train.settings import TrainSettings
 
 
 def main(settings: TrainSettings) -> None:
@@ -29,23 +29,21 @@ def main(settings: TrainSettings) -> None:
     (`TrainSettings.defaults`).
     """
     settings.check()
-    folder = _new_folder(settings) if settings.resume is None else _resumed_folder(settings)
+    folder = settings.resume or settings.folder
+    if settings.resume is None and settings.process == 0:
+        _check_unused(folder)
     request_cpu_devices(settings.devices)
     with distributed.distributed_session(settings):
         _train(settings, folder)
 
 
 def _train(settings: TrainSettings, folder: Path) -> None:
-    if settings.resume is None and distributed.is_first():
-        _check_unused(folder)
-    resume = f"doublecv train --resume {shlex.quote(str(folder))}"
-    if settings.devices > 1:
-        resume += f" --devices {settings.devices}"
     try:
         results = run_with_progress(settings, folder)
     except KeyboardInterrupt:
         if distributed.is_first() and train_settings.is_started(folder):
-            print(f"to resume: {resume}", file=sys.stderr)
+            devices = f" --devices {settings.devices}" if settings.devices > 1 else ""
+            print(f"to resume: doublecv train --resume {shlex.quote(str(folder))}{devices}", file=sys.stderr)
         raise
     if distributed.is_first():
         console = Console()
@@ -53,43 +51,16 @@ def _train(settings: TrainSettings, folder: Path) -> None:
         console.print(f"written to {folder}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _new_folder(settings: TrainSettings) -> Path:
-    if settings.process == 0:
-        _check_unused(settings.folder)
-    return settings.folder
-
-
 def _check_unused(folder: Path) -> None:
+    resume = f"doublecv train --resume {folder}"
     if train_settings.is_finished(folder):
         raise InputError(
-            f"{folder} holds a finished run; name a new folder with --out, or extend the run: "
-            f"doublecv train --resume {folder} --steps MORE"
+            f"{folder} holds a finished run; name a new folder with --out, or extend the run: {resume} --steps MORE"
         )
     if train_settings.is_started(folder):
         raise InputError(
-            f"{folder} holds a run that is not finished; to resume it: doublecv train --resume {folder}; "
-            f"or name a new folder with --out"
+            f"{folder} holds a run that is not finished; to resume it: {resume}; or name a new folder with --out"
         )
-
-
-def _resumed_folder(settings: TrainSettings) -> Path:
-    """Return the folder to resume in; a setting that was given must be that of the folder, except more steps."""
-    assert settings.resume is not None
-    if settings.out is not None:
-        raise InputError("--out and --resume exclude each other: a run is resumed in its own folder")
-    held = train_settings.read(settings.resume)
-    for field in fields(settings):
-        given, wanted = getattr(settings, field.name), getattr(held, field.name)
-        if field.name in EXECUTION or given == wanted or (field.name == "steps" and given > wanted):
-            continue
-        flag = f"--{field.name.replace('_', '-')}"
-        remedy = "only more steps can be made" if field.name == "steps" else "leave it out, or start a new run"
-        raise InputError(f"{settings.resume} was started with {flag} {_text(wanted)}, got {_text(given)}; {remedy}")
-    return settings.resume
-
-
-def _text(value: Any) -> str:
-    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def run_with_progress(settings: TrainSettings, folder: Path | None) -> tuple[TrainResult, ...]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint, distributed
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.comparison import make_comparison
-from doublecv.lab.train.metrics import EventLog, Metrics
+from doublecv.lab.train.metrics import Metrics
 from doublecv.lab.train.results import Callbacks, Interrupted, NotFinite, TrainResult
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import Program, Report, State, key_of, make_step
@@ -124,13 +123,7 @@ def _start_or_extend(folder: Path, settings: TrainSettings) -> None:
     if not train_settings.is_started(folder):
         train_settings.write(folder, settings)
         return
-    held = train_settings.read(folder)
-    wanted, given = settings.as_json(), held.as_json()
-    for name, value in wanted.items():
-        if given[name] != value and not (name == "steps" and value > given[name]):
-            raise InputError(
-                f"{folder} was started with {name.replace('_', ' ')} {given[name]}, not {value}; name another folder"
-            )
+    held = train_settings.check_same_run(folder, settings)
     if settings.steps > held.steps:
         _extend(folder, held, settings)
 
@@ -169,11 +162,8 @@ class Run:
         """Train from the last checkpoint to the end."""
         finished = self.folder is not None and train_settings.is_finished(self.folder)
         step, state, metrics_bytes = self._start(finished)
-        self.metrics = Metrics(self.written, metrics_bytes)
-        self.events = EventLog(None, step)
+        self.metrics = Metrics(self.written, metrics_bytes, step if self.settings.tensorboard else None)
         try:
-            if self.settings.tensorboard:
-                self.events = EventLog(self.written, step)
             state = self.devices.local(self._train(step, state))
             if not finished:
                 self._finish(state)
@@ -181,7 +171,6 @@ class Run:
             raise InputError(f"{error}; {self._last_checkpoint()}") from error
         finally:
             self.metrics.close()
-            self.events.close()
         return tuple(self._result(index, seed, state) for index, seed in enumerate(self.seeds))
 
     def _start(self, finished: bool) -> tuple[int, State, int | None]:
@@ -206,10 +195,10 @@ class Run:
             step = end
             here = self.devices.local(state)
             records = self._train_records(step, here, report)
-            self._record(records)
+            self.metrics.append(records)
             self.callbacks.progress(self.seeds[0], step, records[0], 1 / self._seconds_per_step(last=True))
             if step % self.settings.evaluate_every == 0 or step == self.settings.steps:
-                self._record(self._evaluations(step, here))
+                self.metrics.append(self._evaluations(step, here))
             stop = distributed.any_process(self.callbacks.stop())
             if step % self.settings.checkpoint_every == 0 or step == self.settings.steps or stop:
                 self._save(here, step)
@@ -260,7 +249,7 @@ class Run:
                 both = bounds(of_seed.model, self.dataset.test, self.settings.kl, key, samples, self._stop_if_requested)
                 found |= {} if found else {"test_elbo": both.elbo}
                 found[f"test_bound_{samples}"] = both.multi_sample
-            self._record([{"kind": "final", "step": self.settings.steps, "seed": seed} | found])
+            self.metrics.append([{"kind": "final", "step": self.settings.steps, "seed": seed} | found])
             if self.written is not None:
                 name = f"pictures-seed-{seed}.png" if self.settings.parallel_seeds else "pictures.png"
                 write_pictures(self.written / name, of_seed.model, self.dataset, key_of(of_seed, PICTURES))
@@ -271,10 +260,6 @@ class Run:
     def _stop_if_requested(self) -> None:
         if distributed.any_process(self.callbacks.stop()):
             raise Interrupted("stopped in the last evaluation")
-
-    def _record(self, records: Sequence[Mapping[str, Any]]) -> None:
-        self.metrics.append(records)
-        self.events.append(records)
 
     def _save(self, state: State, step: int) -> None:
         if self.written is not None:

@@ -35,11 +35,14 @@ class Metrics:
     Args:
         folder: the folder of the run; None to keep the records in memory only.
         length: the number of bytes of the file to keep; the rest is cut off. None keeps all.
+        events_from: the step from which TensorBoard events are written, which drops what was written after it; None
+            for no events.
     """
 
-    def __init__(self, folder: Path | None, length: int | None = 0) -> None:
+    def __init__(self, folder: Path | None, length: int | None = 0, events_from: int | None = None) -> None:
         self.records: list[dict[str, Any]] = []
         self._file = None
+        self._events: Any = None
         self._checksum, self._sealed = 0, True
         if folder is None:
             return
@@ -61,6 +64,10 @@ class Metrics:
                 self._checksum, self._sealed = reader.checksum, reader.sealed
             self._file.seek(length)
             self._file.truncate()
+            if events_from is not None:
+                from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
+
+                self._events = SummaryWriter(str(folder / TENSORBOARD), purge_step=events_from + 1)
         except BaseException:
             self.close()
             raise
@@ -71,9 +78,14 @@ class Metrics:
             line, self._checksum = seal_line(record, self._checksum, self._sealed)
             if self._file is not None:
                 self._file.write(line)
+            if self._events is not None:
+                for name, value in _numbers(record):
+                    self._events.add_scalar(f"seed-{record['seed']}/{name}", value, record["step"])
             self.records.append(dict(record))
         if self._file is not None:
             self._file.flush()
+        if self._events is not None:
+            self._events.flush()
 
     def sync(self) -> int:
         """Wait until all records are on disk, and return their length in bytes."""
@@ -83,41 +95,12 @@ class Metrics:
         return self._file.tell()
 
     def close(self) -> None:
-        """Close the file; the records stay in memory."""
+        """Close the files; the records stay in memory."""
         if self._file is not None:
             self._file.close()
             self._lock.release()
-
-
-class EventLog:
-    """Write the numbers of the records as TensorBoard events; write nothing without a folder.
-
-    Args:
-        folder: the folder of the run, or None.
-        step: the step from which the run is resumed; TensorBoard drops what was written after it.
-    """
-
-    def __init__(self, folder: Path | None, step: int) -> None:
-        self._writer: Any = None
-        if folder is None:
-            return
-        from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
-
-        self._writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1)
-
-    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write every number of the records."""
-        if self._writer is None:
-            return
-        for record in records:
-            for name, value in _numbers(record):
-                self._writer.add_scalar(f"seed-{record['seed']}/{name}", value, record["step"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the writer."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._events is not None:
+            self._events.close()
 
 
 def _numbers(record: Mapping[str, Any]) -> Iterable[tuple[str, float]]:

@@ -6,21 +6,18 @@ module does not import JAX, so that ``--help``, the report and the checks of the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
-
-import msgspec
 
 from doublecv import estimators
 from doublecv.distributions import Bernoulli, Categorical
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
-from doublecv.lab.common.options import SEED, Option, check_options
+from doublecv.lab.common.options import SEED, Option, ProgramSettings, flag
 from doublecv.lab.common.records import read_fields, seal_document
 
 FILE = "settings.json"
@@ -34,17 +31,21 @@ COEFFICIENT_LEARNING_RATE = 1e-3
 LARGEST = 2**31 - 1
 """The largest step number and seed: the compiled program counts in 32-bit integers."""
 
+
+def trainable() -> tuple[str, ...]:
+    """Return the names of the estimators for binary latents that do not need the exact mean of f, unknown here."""
+    names = estimators.names(Bernoulli)
+    return tuple(name for name in names if not estimators.make(name, samples=4).needs.expected_f)
+
+
 COUNT = Option(minimum=1, maximum=LARGEST)
 ESTIMATORS = Option(metavar="NAME", names=estimators.names, what="estimator", unique=True)
 
 EXECUTION = ("devices", "coordinator", "processes", "process", "data_dir", "out", "resume", "tensorboard")
-"""Fields that say where and how a run is executed. All others determine its numbers."""
-
-_NAMES_OF_0_1 = {"data": "dataset", "model": "network"}
 
 
 @dataclass(frozen=True)
-class TrainSettings:
+class TrainSettings(ProgramSettings):
     """Train a variational autoencoder with discrete latent variables, with any estimator.
 
     The experiment is that of Titsias and Shi (2022), section 5.2. A run that was interrupted, even by kill -9, is
@@ -52,6 +53,8 @@ class TrainSettings:
 
     Example: doublecv train --dataset fashion-mnist --estimator quadratic-double-cv --samples 2 --out runs/quadratic
     """
+
+    execution = EXECUTION
 
     dataset: Literal["digits", "mnist", "fashion-mnist", "omniglot"] = "digits"
     """The images. "omniglot" is Omniglot 28x28."""
@@ -158,31 +161,19 @@ class TrainSettings:
         held = replace(read(self.resume), devices=self.devices)
         return held if self.data_dir is None else replace(held, data_dir=self.data_dir)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the settings that determine the numbers of the run, as they are read back from a JSON file."""
-        described = {name: value for name, value in asdict(self).items() if name not in EXECUTION}
-        plain: dict[str, Any] = json.loads(json.dumps(described))
-        return plain
-
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> TrainSettings:
-        """Return the settings that `as_json` described, or raise an `InputError` that names the field.
-
-        The names that version 0.1 wrote, `data` and `model`, are understood.
-        """
-        renamed = {_NAMES_OF_0_1.get(name, name): value for name, value in given.items()}
-        if unknown := sorted(renamed.keys() - {field.name for field in fields(cls)}):
-            raise InputError(f"this version has no settings named {', '.join(unknown)}")
-        try:
-            settings = msgspec.convert(renamed, cls, dec_hook=lambda kind, value: kind(value))
-        except msgspec.ValidationError as error:
-            raise InputError(str(error)) from error
-        settings.check()
-        return settings
+        """Return the settings that `as_json` described; the names that version 0.1 wrote are understood."""
+        names_of_0_1 = {"data": "dataset", "model": "network"}
+        return super().from_json({names_of_0_1.get(name, name): value for name, value in given.items()})
 
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""
-        check_options(self)
+        super().check()
+        if self.resume is not None:
+            if self.out is not None:
+                raise InputError("--out and --resume exclude each other: a run is resumed in its own folder")
+            check_same_run(self.resume, self)
         if self.seed + self.seeds - 1 > LARGEST:
             raise InputError(f"--seed plus --seeds must be at most {LARGEST + 1}, got {self.seed} and {self.seeds}")
         single_layer_only = self.latent == "categorical" or self.kl == "analytic" or self.compare_variance
@@ -252,6 +243,21 @@ def read(folder: Path) -> TrainSettings:
         raise InputError(f"{folder} holds no training run: there is no {path}; start one with --out") from error
     except InputError as error:
         raise InputError(f"{path} cannot be read ({error}); start again with --out and a new folder") from error
+
+
+def check_same_run(folder: Path, settings: TrainSettings) -> TrainSettings:
+    """Return the settings of the run in a folder, or raise an `InputError` if others than more steps are given."""
+    held, given = read(folder), settings.as_json()
+    for name, wanted in held.as_json().items():
+        if given[name] != wanted and not (name == "steps" and given[name] > wanted):
+            remedy = "only more steps can be made" if name == "steps" else "leave it out, or start a new run"
+            both = f"{flag(name)} {_text(wanted)}, got {_text(given[name])}"
+            raise InputError(f"{folder} was started with {both}; {remedy}")
+    return held
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def is_started(folder: Path) -> bool:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from doublecv import Bernoulli, estimators
+from doublecv import estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import locked, write_atomically
-from doublecv.lab.common.options import Option, check_options
+from doublecv.lab.common.options import Option, ProgramSettings
 from doublecv.lab.common.tables import Entry, Table, number, significant, words
+from doublecv.lab.train.settings import trainable
 
 if TYPE_CHECKING:
     from doublecv.lab.variance.measure import Measurement
@@ -22,14 +23,8 @@ if TYPE_CHECKING:
 NUMBERS, TABLES = "variance.json", "variance.md"
 
 
-def measurable() -> tuple[str, ...]:
-    """Return the names of the estimators that do not need the exact mean of f, which is unknown here."""
-    names = estimators.names(Bernoulli)
-    return tuple(name for name in names if not estimators.make(name, samples=4).needs.expected_f)
-
-
 @dataclass(frozen=True)
-class VarianceSettings:
+class VarianceSettings(ProgramSettings):
     """Measure the variance of estimators at the parameters of trained models.
 
     Example: doublecv variance runs/double-cv --samples 2 4 --out variance
@@ -39,7 +34,7 @@ class VarianceSettings:
     """Folders of training runs; the newest checkpoint of each is used."""
     out: Annotated[Path, Option(metavar="DIR")]
     """The folder for the numbers (variance.json) and the tables (variance.md); earlier measurements in it are kept."""
-    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=measurable, what="estimator")] = ()
+    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=trainable, what="estimator")] = ()
     """Names of registered estimators; if none is given, all except r-star."""
     samples: Annotated[tuple[int, ...], Option(minimum=2, maximum=1000)] = (2, 3, 4)
     """The numbers of samples K."""
@@ -52,7 +47,7 @@ class VarianceSettings:
 
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""
-        check_options(self)
+        super().check()
         if not self.samples:
             raise InputError("--samples needs at least one value")
 
@@ -71,7 +66,7 @@ def _measure(settings: VarianceSettings) -> None:
     from doublecv.lab.variance.measure import measure
 
     found = earlier_measurements(settings)
-    names = settings.estimators or measurable()
+    names = settings.estimators or trainable()
     console = Console()
     for run in settings.runs:
         before = [one for one in found if one.run == str(run.resolve())]
