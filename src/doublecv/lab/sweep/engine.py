@@ -59,9 +59,7 @@ def run(
             stopped = stop() and (ended.status == STOPPED or ended.status < 0)
             how = "done" if ended.status == 0 else "stopped" if stopped else "failed"
             progress.end(ended.run, how, ended.reason if how == "failed" else "")
-        for each in submitted.values():
-            if each.name not in progress.running and each.state() == "running":
-                progress.begin(each)
+        progress.show(submitted.values())
         if stop():
             progress.stopping()
             workers.request_stop()

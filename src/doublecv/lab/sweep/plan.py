@@ -55,12 +55,9 @@ class SweepRun:
     Attributes:
         name: unique in the sweep; it ends with a digest of the settings.
         kind: the command whose files it has.
-        folder: the folder of its files.
-        settings: all settings as JSON. For "train": `dataset`, `likelihood`, `network`, `samples`, `estimator`, `seed`,
-            `steps`, ...; for "toy": `dimension`, `samples`, `estimators`, `iterations`, `seeds` (their number), ...;
-            for "bench": `samples` and `estimators`. RELAX and REBAR have `samples` 1, three evaluations of f, in the
-            tables of K = 2 and of K = 4 alike, as in the paper: `targets` says in which.
-        targets: the targets that it is part of.
+        settings: all settings of that command, as JSON.
+        targets: the targets that it is part of. RELAX and REBAR have one sample, three evaluations of f, in the tables
+            of K = 2 and of K = 4 alike, as in the paper.
     """
 
     name: str
@@ -93,11 +90,8 @@ class Sweep:
     """The content of a sweep's folder.
 
     Attributes:
-        folder: where it is.
-        targets: the targets that were asked for.
         command: the command that made it; one per line if there were several.
         steps: the steps of a training run, None for the paper's number.
-        seeds: the seeds.
         only: what the targets were restricted to, by key; empty if they were not.
         versions: of the packages that it was planned with.
         machine: `processor` and `cores`.
@@ -109,9 +103,9 @@ class Sweep:
     command: str
     steps: int | None
     seeds: tuple[int, ...]
-    only: Mapping[str, tuple[str, ...]]
-    versions: Mapping[str, str]
-    machine: Mapping[str, Any]
+    only: dict[str, tuple[str, ...]]
+    versions: dict[str, str]
+    machine: dict[str, str | int]
     runs: tuple[SweepRun, ...]
 
     def run(self, name: str) -> SweepRun:
@@ -130,29 +124,11 @@ class _Entry:
     targets: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _File:
-    """The schema of sweep.json."""
-
-    targets: tuple[str, ...]
-    command: str
-    steps: int | None
-    seeds: tuple[int, ...]
-    only: dict[str, tuple[str, ...]]
-    versions: dict[str, str]
-    machine: dict[str, str | int]
-    runs: tuple[Any, ...]
-
-
 def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
-    """Read the sweep in a folder.
+    """Read the sweep in a folder, or raise an `InputError`.
 
-    Args:
-        folder: the folder.
-        faults: where to put the entries of sweep.json that cannot be read, and why; if None, they are errors.
-
-    Raises:
-        InputError: where there is no sweep, sweep.json is damaged, or the folder of a run is not inside the sweep's.
+    Entries of sweep.json that cannot be read, or whose folder is not inside the sweep's, are put into `faults` with the
+    reason; if it is None, they are errors.
     """
     path = folder / FILE
     try:
@@ -161,9 +137,9 @@ def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
         raise InputError(f"{folder} holds no sweep: there is no {path}; doublecv reproduce makes one") from error
     if held.get("format") != FORMAT:
         raise InputError(f"{path} has format {shown(held.get('format'))}, and this version reads {FORMAT}")
-    file = convert(path, held, _File)
+    sweep = convert(path, held | {"folder": folder, "runs": ()}, Sweep)
     runs: dict[str, SweepRun] = {}
-    for index, entry in enumerate(file.runs):
+    for index, entry in enumerate(convert(path, held.get("runs"), list[Any], "runs")):
         try:
             found = convert(path, entry, _Entry, f"runs[{index}]")
             if found.name in runs:
@@ -173,7 +149,7 @@ def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
             if faults is None:
                 raise
             faults[f"entry {index + 1}"] = str(error)
-    return Sweep(folder, **vars(file) | {"runs": tuple(runs.values())})
+    return replace(sweep, runs=tuple(runs.values()))
 
 
 def as_json(sweep: Sweep) -> dict[str, Any]:

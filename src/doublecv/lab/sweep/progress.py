@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from doublecv.lab.sweep.cost import work
 from doublecv.lab.sweep.plan import SweepRun
@@ -28,49 +24,57 @@ class SweepProgress:
 
     def __init__(self, runs: Sequence[SweepRun]) -> None:
         self.runs = runs
-        self.console = Console(stderr=True)
-        self.running: dict[str, SweepRun] = {}
-        self.ended: dict[str, str] = {run.name: "done" for run in runs if run.is_done()}
+        self.running: dict[str, TaskID] = {}
+        self.ended = {run.name: "done" for run in runs if run.is_done()}
         self.reasons: dict[str, str] = {}
-        self._kept = len(self.ended)
         self._is_stopping = False
         self._work = {run.name: work(run) for run in runs}
-        self._fraction_at_start = {run.name: self._fraction_done(run) for run in runs}
+        self._fraction = {run.name: self._fraction_done(run) for run in runs}
+        self._fraction_at_start = dict(self._fraction)
         self._started = time.monotonic()
-        self._live = Live(console=self.console, get_renderable=self._draw, refresh_per_second=2, transient=True)
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[state]}"))
+        hidden = not self._console.is_terminal
+        self._bars = Progress(*columns, console=self._console, transient=True, disable=hidden)
+        self._all = self._bars.add_task("runs", total=len(runs), state="")
 
     def __enter__(self) -> SweepProgress:
-        if self._kept:
-            self._say(f"{self._kept} of {len(self.runs)} runs are done already")
-        if self.console.is_terminal:
-            self._live.start()
+        if self.ended:
+            self._say(f"{len(self.ended)} of {len(self.runs)} runs are done already")
+        self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
-    def begin(self, run: SweepRun) -> None:
-        """Show a run as running."""
-        self.running[run.name] = run
+    def show(self, submitted: Iterable[SweepRun]) -> None:
+        """Update the display; a run that was submitted is shown when it has started."""
+        for run in submitted:
+            if run.name not in self.running and run.state() == "running":
+                self.running[run.name] = self._bars.add_task(run.name, total=run.settings.get("steps"), state="")
+            if run.name in self.running:
+                last = last_records(run.folder)
+                state = f"{last['step']} steps  ELBO {last['elbo']:.2f}" if "elbo" in last else ""
+                self._bars.update(self.running[run.name], completed=last.get("step", 0), state=state)
+                self._fraction[run.name] = self._fraction_done(run)
+        self._bars.update(self._all, completed=len(self.ended), state=f"{len(self.ended)} ended  {self._time_left()}")
 
     def end(self, run: SweepRun, how: str, reason: str = "") -> None:
         """Report that a run has ended: "done", "failed" for a reason, or "stopped"."""
-        self.running.pop(run.name, None)
+        if run.name in self.running:
+            self._bars.remove_task(self.running.pop(run.name))
         self.ended[run.name] = how
-        if reason:
-            self.reasons[run.name] = reason
-        last, left = last_records(run.folder), self.seconds_left()
+        self.reasons[run.name] = reason
+        self._fraction[run.name] = self._fraction_done(run)
+        last = last_records(run.folder)
         words = [f"{how:<7}", run.name]
         if how == "stopped":
             words += [f"at step {last['step']}"] if "step" in last else []
         else:
             words.insert(1, f"{len(self.ended)}/{len(self.runs)}")
             words += [f"ELBO {last['train_elbo']:.2f}"] if how == "done" and "train_elbo" in last else []
-            words += [f"{duration(left)} left"] if left else []
-        self._say("  ".join(words))
+            words += [self._time_left()]
+        self._say("  ".join(words).rstrip())
 
     def stopping(self) -> None:
         """Report that Ctrl-C was noticed; saving takes a moment."""
@@ -78,16 +82,11 @@ class SweepProgress:
             self._say("stopping: the runs save first")
         self._is_stopping = True
 
-    def seconds_left(self) -> float | None:
-        """Return the time left at the pace since the start, None before there is one."""
-        fractions = self._fraction_at_start | {run.name: self._fraction_done(run) for run in self.running.values()}
-        fractions |= {name: 1.0 for name, how in self.ended.items() if how == "done"}
-        done = sum(
-            self._work[name] * (fraction - self._fraction_at_start[name]) for name, fraction in fractions.items()
-        )
-        left = sum(self._work[name] * (1 - fraction) for name, fraction in fractions.items() if name not in self.ended)
-        seconds = time.monotonic() - self._started
-        return None if done <= 0 else left * seconds / done
+    def _time_left(self) -> str:
+        """Return the time left at the pace since the start; nothing before there is a pace, or at the end."""
+        done = sum(self._work[name] * (self._fraction[name] - start) for name, start in self._fraction_at_start.items())
+        left = sum(self._work[name] * (1 - now) for name, now in self._fraction.items() if name not in self.ended)
+        return f"{duration(left * (time.monotonic() - self._started) / done)} left" if done > 0 and left else ""
 
     def _fraction_done(self, run: SweepRun) -> float:
         """Return how much of a run is done, from 0 to 1."""
@@ -96,26 +95,7 @@ class SweepProgress:
         return last_records(run.folder).get("step", 0) / run.settings["steps"] if run.kind == "train" else 0.0
 
     def _say(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def _draw(self) -> RenderableType:
-        states = list(self.ended.values())
-        waiting = len(self.runs) - len(states) - len(self.running)
-        counts = [f"{states.count('done')} done", f"{len(self.running)} running", f"{waiting} waiting"]
-        counts += [f"{states.count(how)} {how}" for how in ("failed", "stopped") if how in states]
-        left = self.seconds_left()
-        counts.append("" if left is None else f"{duration(left)} left")
-        lines = Table.grid(padding=(0, 2))
-        for run in self.running.values():
-            last = last_records(run.folder)
-            step, steps = last.get("step", 0), run.settings.get("steps")
-            lines.add_row(
-                run.name,
-                ProgressBar(total=steps, completed=step, width=20) if steps else "",
-                f"{step}/{steps}" if steps else "",
-                f"ELBO {last['elbo']:.2f}" if "elbo" in last else "",
-            )
-        return Group(Text("  ".join(counts).rstrip()), lines)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def last_records(folder: Path) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib
@@ -52,44 +52,38 @@ VARIANCE = Panel("variance", "gradient variance", lambda curves: curves.best_var
 OBJECTIVE = Panel("objective", r"objective $\mathrm{E}_q\, f(x)$", lambda curves: curves.objective)
 PROBABILITY = Panel("mean-probability", r"mean of $\sigma(\eta_i)$", lambda curves: curves.mean_probability)
 ALPHA = Panel("alpha", r"$\alpha$", lambda curves: curves.alpha)
-PANELS = (VARIANCE, OBJECTIVE, PROBABILITY, ALPHA)
+OVERVIEW = (VARIANCE, OBJECTIVE, PROBABILITY)
+PANELS = (*OVERVIEW, ALPHA)
 
 
 def write_figures(results: ToyResults, folder: Path) -> list[Path]:
     """Write each figure as PNG and SVG: the four curves, and Figure 1 of the paper with three of them."""
+    figures = {panel.name: (panel,) for panel in OVERVIEW} | {"overview": OVERVIEW}
+    if any(np.isfinite(curves.alpha).any() for curves in results.curves.values()):
+        figures[ALPHA.name] = (ALPHA,)
+    written = []
     with matplotlib.rc_context(STYLE):
-        figures = {panel.name: _single(results, panel) for panel in (VARIANCE, OBJECTIVE, PROBABILITY)}
-        if any(np.isfinite(curves.alpha).any() for curves in results.curves.values()):
-            figures[ALPHA.name] = _single(results, ALPHA)
-        figures["overview"] = _overview(results)
-        return [path for name, figure in figures.items() for path in _save(figure, folder, name)]
+        for name, panels in figures.items():
+            figure = _figure(results, panels)
+            written += [folder / f"{name}.png", folder / f"{name}.svg"]
+            figure.savefig(written[-2], dpi=150)
+            figure.savefig(written[-1], metadata={"Date": None})
+    return written
 
 
 def write_overview(results: ToyResults, path: Path) -> None:
-    """Write Figure 1 of the paper as PNG."""
+    """Write Figure 1 of the paper as PNG: variance, objective and mean probability side by side."""
     with matplotlib.rc_context(STYLE):
-        _overview(results).savefig(path, dpi=150)
+        _figure(results, OVERVIEW).savefig(path, dpi=150)
 
 
-def _overview(results: ToyResults) -> Figure:
-    """Draw variance, objective and mean probability side by side."""
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
-    panels = (VARIANCE, OBJECTIVE, PROBABILITY)
-    for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
+def _figure(results: ToyResults, panels: Sequence[Panel]) -> Figure:
+    figure = Figure(figsize=(2.6 + 3.6 * len(panels), 4.6), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         draw_panel(axes, results, panel)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
-    figure.suptitle(_title(results))
-    return figure
-
-
-def _single(results: ToyResults, panel: Panel) -> Figure:
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    axes = figure.subplots()
-    draw_panel(axes, results, panel)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3 if max(map(len, labels)) < 16 else 2)
-    axes.set_title(_title(results))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(2 * len(panels), len(labels)))
+    figure.suptitle(f"toy problem, D = {results.settings.dimension}, K = {results.settings.samples}")
     return figure
 
 
@@ -133,17 +127,5 @@ def set_log_scale(axes: Axes, curves: Iterable[Float[np.ndarray, "..."]]) -> Non
         axes.set_ylim(bottom=float(np.quantile(positive, 0.01) / 3))
 
 
-def _title(results: ToyResults) -> str:
-    settings = results.settings
-    return f"toy problem, D = {settings.dimension}, K = {settings.samples}"
-
-
 def _in_mathematics(label: str) -> str:
     return label.replace("x_k", "$x_k$").replace("x_j", "$x_j$").replace("R*", "R$^*$")
-
-
-def _save(figure: Figure, folder: Path, name: str) -> Iterable[Path]:
-    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-    figure.savefig(png, dpi=150)
-    figure.savefig(svg, metadata={"Date": None})
-    return png, svg

@@ -59,14 +59,7 @@ class Curves:
 
 @dataclass(frozen=True, eq=False)
 class ToyResults:
-    """Hold the curves of every estimator.
-
-    Attributes:
-        settings: the settings of the run.
-        seeds: the seed of each row of a curve.
-        iterations: the number of steps done at each record, starting with 0.
-        curves: the curves by the name of the estimator.
-    """
+    """Hold the curves by estimator, with the seeds of their rows and the iterations of their records."""
 
     settings: ToySettings
     seeds: tuple[int, ...]

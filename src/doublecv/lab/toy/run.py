@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -57,14 +58,8 @@ def run(settings: ToySettings, progress: Callable[[str], None] | None = None) ->
     return ToyResults(settings, seeds, record_iterations(settings), curves)
 
 
-def _make(name: str, samples: int, problem: ToyProblem) -> Estimator:
-    """Return the estimator of that name; one that needs the exact mean of f gets the formula of the problem."""
-    options = {"expected_f": problem.expected_f} if make(name, samples=samples).needs.expected_f else {}
-    return make(name, samples=samples, **options)
-
-
 class _Records(NamedTuple):
-    """Hold what the compiled program of one run returns, each array with a leading axis of records."""
+    """Hold the records of one run, each array with a leading axis of records."""
 
     logits: Any
     alpha: Any
@@ -80,7 +75,9 @@ def _curves(
     progress: Callable[[str], None] | None,
 ) -> Curves:
     tick = None if progress is None else lambda: progress(name)
-    estimator = _make(name, settings.samples, problem)
+    estimator = make(name, samples=settings.samples)
+    if estimator.needs.expected_f:
+        estimator = make(name, samples=settings.samples, expected_f=problem.expected_f)
     with jax.enable_x64(True):
         program = jax.jit(_program(settings, problem, estimator, tick)).lower(jax.random.key(0)).compile()
 
@@ -121,7 +118,13 @@ def _program(
             carry = jax.lax.fori_loop(start, stop, step, carry)
             logits, _, state = carry
             key, q = jax.random.fold_in(measuring_key, stop), Bernoulli(logits=logits)
-            variance = _variance(settings, problem, expectation, q, state.learned, key)
+
+            def gradient(key: Any) -> Any:
+                return expectation.estimate(problem.f, q, state.learned, key).gradient
+
+            numbers_per_draw = max(1, prod(estimator.noise_shape(q)))
+            chunk = max(1, min(settings.draws, CHUNK // numbers_per_draw))
+            variance = mean_variance(measure(gradient, key, settings.draws, chunk))
             optimal_alpha = jnp.asarray(jnp.nan)
             if optimum_from_draws:
                 best = best_coefficients(problem.f, q, estimator, jax.random.fold_in(key, 1), settings.draws)
@@ -136,25 +139,6 @@ def _program(
         return records
 
     return program
-
-
-def _variance(
-    settings: ToySettings,
-    problem: ToyProblem,
-    expectation: Expectation,
-    q: Bernoulli,
-    learned: Learned,
-    key: PRNGKeyArray,
-) -> Float[Array, ""]:
-    """Return the variance over fresh estimates, averaged over D."""
-
-    def gradient(key: Any) -> Any:
-        return expectation.estimate(problem.f, q, learned, key).gradient
-
-    numbers_per_draw = max(1, int(np.prod(expectation.estimator.noise_shape(q))))
-    chunk = max(1, min(settings.draws, CHUNK // numbers_per_draw))
-    variance: Array = mean_variance(measure(gradient, key, settings.draws, chunk))
-    return variance
 
 
 def _with_exact_values(problem: ToyProblem, estimator: Estimator, records: _Records) -> Curves:

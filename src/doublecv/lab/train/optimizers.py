@@ -19,13 +19,7 @@ EPSILON = 1e-7
 
 
 class AdamState(NamedTuple):
-    """Hold Adam's state.
-
-    Attributes:
-        steps: the number of steps done.
-        first: the exponential average of the gradient, which starts at 0.
-        second: the exponential average of its square, which starts at 0.
-    """
+    """Hold the number of steps done and the exponential averages of the gradient and of its square, from 0 on."""
 
     steps: Int[Array, ""]
     first: Any

@@ -49,13 +49,7 @@ r"""Adam's :math:`\beta_1` for relaxed control variates, whose gradient is noisy
 class State(NamedTuple):
     """Hold everything that one step passes to the next.
 
-    Attributes:
-        model: the autoencoder.
-        optimizer: the state of its optimizer.
-        estimator: the state of the estimator, see `doublecv.jax.Expectation`.
-        tracker: the averages for the variance of the gradients.
-        order: the order of the images in this epoch.
-        key: the words of the seed's key; they never change.
+    `order` is the order of the images in this epoch. `key` has the words of the seed's key; they never change.
     """
 
     model: VAE
@@ -69,11 +63,8 @@ class State(NamedTuple):
 class Report(NamedTuple):
     """Hold the numbers that a chunk returns, each with a leading axis of seeds if they run in parallel.
 
-    Attributes:
-        elbo: the mean of the training ELBO over the steps and batches of the chunk.
-        encoder_variance: the variance of the encoder's gradient.
-        logits_variance: the variance of the gradient in the logits.
-        first_bad_step: the first step with a loss or a gradient that was not finite; -1 if there was none.
+    `elbo` is the mean over the steps of the chunk. `first_bad_step` is the first step with a loss or a gradient that
+    was not finite; -1 if there was none.
     """
 
     elbo: Any

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 class Tracker(NamedTuple):
-    """Hold the averages.
-
-    Attributes:
-        encoder: the average of the encoder's gradient.
-        logits: the average of the gradient in the logits.
-        logits_square: the average of its square.
-    """
+    """Hold the averages of the encoder's gradient, of the gradient in the logits, and of the square of the latter."""
 
     encoder: Any
     logits: Float[Array, "logits"]
@@ -51,14 +45,10 @@ def update(tracker: Tracker, encoder_gradient: Any, logits_gradient: Float[Array
 def encoder_variance(tracker: Tracker, encoder_square: Any, steps: Int[Array, ""]) -> Float[Array, ""]:
     """Return the mean variance of the encoder's gradient; `encoder_square` is Adam's average of its square."""
     weight = debias(SECOND_DECAY, steps)
-    variances = jax.tree.map(
-        lambda mean, square: square / weight - (mean / weight) ** 2, tracker.encoder, encoder_square
-    )
-    leaves = jax.tree.leaves(variances)
-    total = jnp.sum(jnp.stack([jnp.sum(leaf) for leaf in leaves]))
-    components = sum(leaf.size for leaf in leaves)
-    mean: Array = total / components
-    return mean
+    pairs = zip(jax.tree.leaves(tracker.encoder), jax.tree.leaves(encoder_square), strict=True)
+    variances = [square / weight - (mean / weight) ** 2 for mean, square in pairs]
+    total = jnp.sum(jnp.stack([jnp.sum(variance) for variance in variances]))
+    return total / sum(variance.size for variance in variances)
 
 
 def logits_variance(tracker: Tracker, steps: Int[Array, ""]) -> Float[Array, ""]:

@@ -15,7 +15,6 @@ from doublecv import estimators
 from doublecv.diagnostics.meter import Meter, summarize
 from doublecv.estimators import Learned
 from doublecv.jax import State
-from doublecv.jax.diagnostics import best_coefficients
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint
@@ -26,10 +25,9 @@ from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import loss, make_expectation, start_estimator, start_state
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
-from doublecv.lab.vae.objective import elbo
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, PRNGKeyArray, UInt8
+    from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,10 @@ class Measurement:
 
     Attributes:
         run: the folder of the run that trained the model.
-        dataset: the data set of the model.
-        likelihood: its likelihood.
         steps: the number of steps that it was trained.
         trained_with: the estimator that it was trained with.
-        estimator: the estimator that was measured.
-        samples: K.
         evaluations: the number of points at which one estimate evaluates f.
         variance: the variance of an image's gradient in the logits, averaged over images and logits.
-        standard_error: the standard error of the variance.
         relative: the variance divided by that of RLOO with the same K.
     """
 
@@ -87,14 +80,7 @@ def measure(
     are the best ones, solved from separate draws; others are learned with the model held constant for `fit_steps`
     steps. An estimator that does not support K samples is skipped. Of a run with parallel seeds, the first is taken.
 
-    Args:
-        folder: the folder of a training run.
-        names: the estimators.
-        samples: the numbers of samples K.
-        draws: the number of estimates per variance.
-        fit_steps: the number of steps in which other coefficients are learned.
-        data_dir: the folder to search for the data first.
-        measured: earlier measurements at this model; they are yielded again and not repeated.
+    `measured` are earlier measurements at this model; they are yielded again and not repeated.
     """
     known = {(one.steps, one.estimator, one.samples): one for one in measured}
     settings = train_settings.read(folder)
@@ -107,7 +93,9 @@ def measure(
         of_rloo = None
         for name in ["rloo", *(name for name in names if name != "rloo")]:
             of_name = replace(settings, estimator=name, samples=K, decoder_samples="shared")
-            if not applies(of_name):
+            try:
+                of_name.check()
+            except InputError:
                 continue
             if (before := known.get((step, name, K))) is not None:
                 variance, standard_error = before.variance, before.standard_error
@@ -146,15 +134,6 @@ def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tu
     return found.step, model
 
 
-def applies(settings: TrainSettings) -> bool:
-    """Return whether the estimator of the settings supports their K and their latents."""
-    try:
-        settings.check()
-    except InputError:
-        return False
-    return True
-
-
 def _of_the_loss(settings: TrainSettings) -> TrainSettings:
     """Return the settings that the loss depends on, with defaults for all others, so that models share a program."""
     used = ("likelihood", "network", "latent", "latents", "categories", "kl", "batch", "estimator", "samples")
@@ -167,35 +146,27 @@ def _of_the_loss(settings: TrainSettings) -> TrainSettings:
 def _program(
     settings: TrainSettings, draws: int, fit_steps: int
 ) -> Callable[[VAE, UInt8[Array, "images pixels"], PRNGKeyArray], Meter]:
-    estimator = make_expectation(settings).estimator
-
     @jax.jit
     def measured(model: VAE, images: Any, key: Any) -> Meter:
         batch_key, observe_key, fit_key, measure_key = jax.random.split(key, 4)
-        y = observe(observe_key, _random_batch(images, batch_key, settings.batch), settings.likelihood)
-        q = model.posterior(model.encoder(y))
-        f = elbo(model, y, q, settings.kl).f
-        if estimator.needs.coefficients:
-            learned = best_coefficients(f, q, estimator, fit_key, draws)
-        else:
-            learned = _fit(settings, model, images, fit_key, fit_steps)
-        return measure_gradient(settings, model, y, f, q, learned, measure_key, draws)
+        y = _observed(settings, images, batch_key, observe_key)
+        learned = _fit(settings, model, images, fit_key, fit_steps)
+        return measure_gradient(settings, model, y, learned, fit_key, measure_key, draws)
 
     program: Callable[..., Meter] = measured
     return program
 
 
-def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, steps: int) -> Learned:
-    """Return the learned state after that many steps with the model held constant."""
-    state = start_estimator(settings, model)
-    if not state.learned.numbers:
-        return state.learned
-    expectation = make_expectation(settings)
+def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, steps: int) -> Learned | None:
+    """Return the learned state after that many steps with the model held constant; None if it can be solved for."""
+    expectation, state = make_expectation(settings), start_estimator(settings, model)
+    if expectation.estimator.needs.coefficients or not state.learned.numbers:
+        return None
     shift = jnp.zeros((settings.batch, model.encoder.outputs))
 
     def next_step(step: Any, state: Any) -> Any:
         batch_key, observe_key, draw_key = jax.random.split(jax.random.fold_in(key, step), 3)
-        y = observe(observe_key, _random_batch(images, batch_key, settings.batch), settings.likelihood)
+        y = _observed(settings, images, batch_key, observe_key)
         gradient = jax.grad(loss, argnums=2)(settings, model, state.learned, shift, y, draw_key)
         return expectation.update(gradient, state)
 
@@ -203,5 +174,9 @@ def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, st
     return fitted.learned
 
 
-def _random_batch(images: UInt8[Array, "images pixels"], key: PRNGKeyArray, count: int) -> UInt8[Array, "batch pixels"]:
-    return images[jax.random.randint(key, (count,), 0, images.shape[0])]
+def _observed(
+    settings: TrainSettings, images: UInt8[Array, "images pixels"], batch_key: PRNGKeyArray, observe_key: PRNGKeyArray
+) -> Float[Array, "batch pixels"]:
+    """Return observations of a random batch."""
+    batch = images[jax.random.randint(batch_key, (settings.batch,), 0, images.shape[0])]
+    return observe(observe_key, batch, settings.likelihood)
