@@ -12,8 +12,8 @@ from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
 from doublecv.lab.train.settings import TrainSettings, trainable
 from doublecv.lab.variance import measure as frozen
-from doublecv.lab.variance.command import tables
-from doublecv.lab.variance.measure import Measurement, measure
+from doublecv.lab.variance.command import Measurement, tables
+from doublecv.lab.variance.measure import measure
 
 SETTINGS = TrainSettings(latents=12, batch=20, steps=40, evaluate_every=40, bound_samples=2)
 

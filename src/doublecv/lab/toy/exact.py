@@ -114,12 +114,11 @@ def _terms(
     x: Float[np.ndarray, "K patterns 1"],
     y: Float[np.ndarray, "K patterns D"],
 ) -> _Terms:
-    slope = problem.slope(q)
-    f = slope * y
+    f = problem.slope(q) * y
+    df_mean = problem.df(q.mean)
     match estimator:
         case Reinforce():
-            baseline = coefficients.get("baseline", 0.0)
-            return _Terms(f, constant=float(problem.expected_f(q)) - baseline)
+            return _Terms(f, constant=float(problem.expected_f(q)) - coefficients.get("baseline", 0.0))
         case RStar():
             return _Terms(f)
         case RLOO():
@@ -128,35 +127,17 @@ def _terms(
             return _Terms(f - leave_one_out(f), scale=DirichletCopula().independence(q, estimator.samples))
         case DisARM():
             # Sample k and sample k + K/2 are a pair, each the other's baseline.
-            partner = np.roll(f, estimator.samples // 2, axis=0)
-            return _Terms(f - partner, scale=1 - q.min_prob)
+            return _Terms(f - np.roll(f, estimator.samples // 2, axis=0), scale=1 - q.min_prob)
         case MuProp():
-            df_mean = problem.df(q.mean)
             constant = float(problem.expected_f(q) - problem.f(q.mean))
             return _Terms(f - df_mean * y, constant=constant, correction=q.covariance_product(df_mean))
-        case DoubleCV(control=control):
-            return _double_cv_terms(problem, q, coefficients["alpha"], x, y, control, "both")
-        case HalfDoubleCV(keep=keep):
-            return _double_cv_terms(problem, q, coefficients["alpha"], x, y, "leave-one-out", keep)
-    raise AssertionError(f"has_exact_variance admits {type(estimator).__name__}")
-
-
-def _double_cv_terms(
-    problem: ToyProblem,
-    q: Bernoulli,
-    alpha: float,
-    x: Float[np.ndarray, "K patterns 1"],
-    y: Float[np.ndarray, "K patterns D"],
-    control: str,
-    keep: str,
-) -> _Terms:
-    f = problem.slope(q) * y
-    if control == "mean":
-        b, d = problem.df(q.mean) * y, problem.df(q.mean)
-    else:
-        df = problem.df(np.broadcast_to(x, y.shape))
-        b, d = leave_one_out(df) * y, np.mean(df, axis=0)
-    if keep == "others":
-        return _Terms(f - leave_one_out(f + alpha * b))
+        case DoubleCV(control="mean"):
+            b, d = df_mean * y, df_mean
+        case _:
+            df = problem.df(np.broadcast_to(x, y.shape))
+            b, d = leave_one_out(df) * y, np.mean(df, axis=0)
+    alpha, keep = coefficients["alpha"], estimator.keep if isinstance(estimator, HalfDoubleCV) else "both"
     baseline = leave_one_out(f if keep == "current" else f + alpha * b)
+    if keep == "others":
+        return _Terms(f - baseline)
     return _Terms(f + alpha * b - baseline, correction=-alpha * q.covariance_product(d))

@@ -45,11 +45,8 @@ def run(settings: ToySettings, progress: Callable[[str], None] | None = None) ->
     """Run every estimator with every seed.
 
     All estimators get the same seeds. The random numbers of the variance are separate from those of the optimisation,
-    so that `every` and `draws` do not influence the optimisation.
-
-    Args:
-        settings: the settings.
-        progress: called with the name of an estimator, from any thread, after each of its records.
+    so that `every` and `draws` do not influence the optimisation. `progress` is called with the name of an estimator,
+    from any thread, after each of its records.
     """
     settings.check()
     problem = ToyProblem(settings.target)

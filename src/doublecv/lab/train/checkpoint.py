@@ -54,12 +54,8 @@ class Damaged(ValueError):
 def save(folder: Path, state: Any, step: int, metrics_bytes: int, identity: Mapping[str, Any]) -> Path:
     """Write a checkpoint completely or not at all, and remove all but the last two.
 
-    Args:
-        folder: the folder of the run.
-        state: a tree of JAX arrays.
-        step: the number of the next step.
-        metrics_bytes: the length of the metrics that belong to the state.
-        identity: what is being run, as JSON; only the same run can be resumed from this checkpoint.
+    `step` is the next step, `metrics_bytes` the length of the metrics that belong to the state, a tree of arrays, and
+    `identity` what is being run, as JSON: only the same run can be resumed from this checkpoint.
     """
     arrays = map(np.asarray, jax.tree.leaves(state))
     tensors = format_tensors(dict(zip(_names(state), arrays, strict=True)))
@@ -103,13 +99,10 @@ def step_of(path: Path) -> int | None:
 def load_newest(
     folder: Path, like: Any, identity: Mapping[str, Any], damaged: Callable[[str], None]
 ) -> Checkpoint | None:
-    """Return the newest intact checkpoint, or None if there is none at all.
+    """Return the newest intact checkpoint of the run with this identity, or None if there is none at all.
 
-    Args:
-        folder: the folder of the run.
-        like: a tree with the shapes and types of the state.
-        identity: what is being run; an `InputError` names what differs.
-        damaged: called with a sentence for every checkpoint that is skipped.
+    `like` is a tree with the shapes and types of the state. `damaged` is called with a sentence for every checkpoint
+    that is skipped.
     """
     found = paths(folder)
     for path in found:

@@ -19,6 +19,8 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +173,10 @@ class Run:
             raise InputError(f"{error}; {self._last_checkpoint()}") from error
         finally:
             self.metrics.close()
-        return tuple(self._result(index, seed, state) for index, seed in enumerate(self.seeds))
+        return tuple(
+            TrainResult(self.settings, seed, self.metrics.of_seed(seed), of_seed.model, self._seconds_per_step())
+            for seed, of_seed in self._per_seed(state)
+        )
 
     def _start(self, finished: bool) -> tuple[int, State, int | None]:
         loaded = None
@@ -198,7 +203,7 @@ class Run:
             self.metrics.append(records)
             self.callbacks.progress(self.seeds[0], step, records[0], 1 / self._seconds_per_step(last=True))
             if step % self.settings.evaluate_every == 0 or step == self.settings.steps:
-                self.metrics.append(self._evaluations(step, here))
+                self.metrics.append([self._evaluation(step, *pair) for pair in self._per_seed(here)])
             stop = distributed.any_process(self.callbacks.stop())
             if step % self.settings.checkpoint_every == 0 or step == self.settings.steps or stop:
                 self._save(here, step)
@@ -214,23 +219,22 @@ class Run:
                 f"a smaller --learning-rate than {self.settings.rate} may help"
             )
 
+    def _per_seed(self, state: State) -> Iterator[tuple[int, State]]:
+        """Yield each seed with its state."""
+        for index, seed in enumerate(self.seeds):
+            yield seed, jax.tree.map(itemgetter(index), state) if self.settings.parallel_seeds else state
+
     def _train_records(self, step: int, state: State, report: Report) -> list[dict[str, Any]]:
         return [
             {"kind": "train", "step": step, "seed": seed}
-            | {name: float(getattr(report, name)[index]) for name in ("elbo", "encoder_variance", "logits_variance")}
-            | coefficients(self.settings, self._of_seed(state, index).estimator.learned)
-            for index, seed in enumerate(self.seeds)
+            | {"elbo": float(elbo), "encoder_variance": float(encoder), "logits_variance": float(logits)}
+            | coefficients(self.settings, of_seed.estimator.learned)
+            for (seed, of_seed), elbo, encoder, logits, _ in zip(self._per_seed(state), *report, strict=True)
         ]
 
-    def _evaluations(self, step: int, state: State) -> list[dict[str, Any]]:
-        return [
-            {"kind": "evaluation", "step": step, "seed": seed} | self._evaluation(step, self._of_seed(state, index))
-            for index, seed in enumerate(self.seeds)
-        ]
-
-    def _evaluation(self, step: int, state: State) -> dict[str, Any]:
+    def _evaluation(self, step: int, seed: int, state: State) -> dict[str, Any]:
         sets = {"train_elbo": self.dataset.train, "validation_elbo": self.dataset.validation}
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"kind": "evaluation", "step": step, "seed": seed}
         for part, (name, images) in enumerate(sets.items()):
             key = key_of(state, EVALUATE, step, part)
             found[name] = bounds(state.model, images, self.settings.kl, key, self.settings.samples).elbo
@@ -241,15 +245,14 @@ class Run:
         return found
 
     def _finish(self, state: State) -> None:
-        for index, seed in enumerate(self.seeds):
-            of_seed = self._of_seed(state, index)
-            found: dict[str, Any] = {}
+        for seed, of_seed in self._per_seed(state):
+            found: dict[str, Any] = {"kind": "final", "step": self.settings.steps, "seed": seed}
             for samples in dict.fromkeys((self.settings.samples, self.settings.bound_samples)):
                 key = key_of(of_seed, TEST, samples)
                 both = bounds(of_seed.model, self.dataset.test, self.settings.kl, key, samples, self._stop_if_requested)
-                found |= {} if found else {"test_elbo": both.elbo}
+                found.setdefault("test_elbo", both.elbo)
                 found[f"test_bound_{samples}"] = both.multi_sample
-            self.metrics.append([{"kind": "final", "step": self.settings.steps, "seed": seed} | found])
+            self.metrics.append([found])
             if self.written is not None:
                 name = f"pictures-seed-{seed}.png" if self.settings.parallel_seeds else "pictures.png"
                 write_pictures(self.written / name, of_seed.model, self.dataset, key_of(of_seed, PICTURES))
@@ -271,23 +274,12 @@ class Run:
             return "there is no checkpoint yet"
         return f"the last good checkpoint is {kept[0]}; to resume from it: doublecv train --resume {self.folder}"
 
-    def _result(self, index: int, seed: int, state: State) -> TrainResult:
-        records = [record for record in self.metrics.records if record["seed"] == seed]
-        model = self._of_seed(state, index).model
-        return TrainResult(self.settings, seed, records, model, self._seconds_per_step())
-
     def _seconds_per_step(self, last: bool = False) -> float:
         """Return the mean over all chunks but the first, which includes compilation, or the time of the last one."""
         chunks = self.seconds[-1:] if last else self.seconds[1:] or self.seconds
         if not chunks:
             return float("nan")
         return sum(seconds for seconds, _ in chunks) / sum(steps for _, steps in chunks)
-
-    def _of_seed(self, state: State, index: int) -> State:
-        if not self.settings.parallel_seeds:
-            return state
-        of_seed: State = jax.tree.map(lambda leaf: leaf[index], state)
-        return of_seed
 
 
 def _next_boundary(settings: TrainSettings, step: int) -> int:

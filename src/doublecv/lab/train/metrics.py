@@ -87,6 +87,10 @@ class Metrics:
         if self._events is not None:
             self._events.flush()
 
+    def of_seed(self, seed: int) -> list[dict[str, Any]]:
+        """Return the records of one seed."""
+        return [record for record in self.records if record["seed"] == seed]
+
     def sync(self) -> int:
         """Wait until all records are on disk, and return their length in bytes."""
         if self._file is None:

@@ -38,11 +38,8 @@ def _ignore(*_: Any) -> None:
 class Callbacks:
     """Hold the functions that are called during training.
 
-    Attributes:
-        progress: called after each chunk with the seed, the number of steps done, the last record, and steps per
-            second.
-        notice: called with a sentence that the user should read.
-        stop: called after each chunk; the run saves and stops if it returns True.
+    `progress` is called after each chunk with the seed, the number of steps done, the last record, and steps per
+    second; `notice` with a sentence that the user should read; `stop` after each chunk, to save and stop if it is True.
     """
 
     progress: Callable[[int, int, Mapping[str, Any], float], None] = _ignore
@@ -52,14 +49,9 @@ class Callbacks:
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """Hold the result of one seed.
+    """Hold the trained model of one seed and its records of `metrics.jsonl`.
 
-    Attributes:
-        settings: the settings of the run.
-        seed: the seed.
-        records: the records of `metrics.jsonl` that belong to this seed.
-        model: the trained autoencoder.
-        seconds_per_step: the time per step without compilation and evaluation; NaN if no step was made.
+    `seconds_per_step` is without compilation and evaluation; NaN if no step was made.
     """
 
     settings: TrainSettings

@@ -74,13 +74,10 @@ class Report(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Hold the compiled parts of a training run.
+    """Hold the compiled parts of a training run, and the training images on one device.
 
-    Attributes:
-        start: a function that returns the state before step 0.
-        chunk: a function from a state, which is donated, the number of its next step, and a number of steps, to the
-            state after them and the report.
-        images: the training images, on one device.
+    `start` returns the state before step 0. `chunk` takes a state, which is donated, the number of its next step, and a
+    number of steps; it returns the state after them and the report.
     """
 
     start: Callable[[], State]
@@ -93,12 +90,8 @@ def make_step(
 ) -> Program:
     """Return the training program on the training images of the data set.
 
-    Args:
-        settings: the settings.
-        dataset: the images.
-        seeds: seeds that run in parallel, as one program with a leading axis of seeds in state and report; by default
-            only `settings.seed` runs, without that axis.
-        devices: the devices that share each batch; a state that did not come from the program must be placed there.
+    With `seeds`, they run in parallel, as one program with a leading axis of seeds in state and report; otherwise only
+    `settings.seed` runs, without that axis. A state that did not come from the program must be placed on the devices.
     """
     settings.check()
     count, pixels = dataset.train.shape
@@ -245,39 +238,27 @@ def loss(
         held, static = eqx.partition(jax.lax.stop_gradient(model.encoder), eqx.is_array)
         pullback = jax.vjp(lambda arrays: model.posterior(eqx.combine(arrays, static)(y)).logits, held)[1]
     q = model.posterior(model.encoder(y) + shift)
-    if settings.decoder_samples == "independent":
-        value = _with_independent_decoder(settings, expectation, model, y, q, learned, key, context, pullback)
-    else:
-        f, outside = elbo(model, y, q, settings.kl)
-        value = expectation(f, q, learned, key, context=context, pullback=pullback) + outside
+    independent = settings.decoder_samples == "independent"
+    f, outside = elbo(jax.lax.stop_gradient(model) if independent else model, y, q, settings.kl)
+    value = expectation(f, q, learned, key, context=context, pullback=pullback) + outside
+    if independent:
+        value = value + _decoder_term(settings, model, y, q.detach(), jax.random.fold_in(key, DECODER))
     return -jnp.mean(value)
 
 
-def _with_independent_decoder(
-    settings: TrainSettings,
-    expectation: Expectation,
-    model: VAE,
-    y: Float[Array, "batch pixels"],
-    q: Posterior,
-    learned: Learned,
-    key: PRNGKeyArray,
-    context: Any,
-    pullback: Any,
+def _decoder_term(
+    settings: TrainSettings, model: VAE, y: Float[Array, "batch pixels"], q: Posterior, key: PRNGKeyArray
 ) -> Float[Array, "batch"]:
-    """Return the ELBO with the estimator's gradient in the encoder, and that of K independent samples in the decoder.
+    """Return 0 with the gradient of the ELBO in the decoder, estimated from K independent samples of q.
 
     The paper's program trains the decoder this way with DisARM and ARMS, whose samples are coupled. f is evaluated at
     K more points than the estimator needs; the program evaluates DisARM at K/2 more, because it reuses K/2 independent
     samples as the first samples of the pairs, which does not change the distribution of either gradient.
     """
-    constant = jax.lax.stop_gradient(model)
-    f, outside = elbo(constant, y, q, settings.kl)
-    value = expectation(f, q, learned, key, context=context, pullback=pullback) + outside
-    held = q.detach()
-    x = model.draw(held, jax.random.fold_in(key, DECODER), settings.samples)
-    of_decoder = jnp.mean(elbo(model, y, held, settings.kl).f(x), axis=0)
-    with_decoder: Array = value + of_decoder - jax.lax.stop_gradient(of_decoder)
-    return with_decoder
+    f = elbo(model, y, q, settings.kl).f
+    value = jnp.mean(f(model.draw(q, key, settings.samples)), axis=0)
+    term: Array = value - jax.lax.stop_gradient(value)
+    return term
 
 
 def _next_batch(

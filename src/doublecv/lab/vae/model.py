@@ -87,12 +87,7 @@ Posterior: TypeAlias = Distribution | Layers
 
 
 class Upper(eqx.Module):
-    """Hold the second stochastic layer: q(x2 | x1) and p(x1 | x2), each with one dense layer.
-
-    Attributes:
-        encoder: the layer from x1 to the logits of x2.
-        decoder: the layer from x2 to the logits of x1.
-    """
+    """Hold the second stochastic layer: q(x2 | x1) and p(x1 | x2), each with one dense layer to its logits."""
 
     encoder: Network
     decoder: Network
@@ -126,7 +121,6 @@ class VAE(eqx.Module):
         decoder: the network from x, or from its first layer, to the logits of the pixels, or to their means.
         upper: the second layer, or None.
         raw_variance: r, for the Gaussian likelihood; otherwise None.
-        categories: the number of categories of a latent variable; None for binary ones.
     """
 
     encoder: Network

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
+from typing import Annotated, Any
 
 from doublecv import estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import locked, write_atomically
-from doublecv.lab.common.options import Option, ProgramSettings
+from doublecv.lab.common.options import Option, ProgramSettings, flag
+from doublecv.lab.common.records import read_document, seal_document
 from doublecv.lab.common.tables import Entry, Table, number, significant, words
 from doublecv.lab.train.settings import trainable
-
-if TYPE_CHECKING:
-    from doublecv.lab.variance.measure import Measurement
 
 NUMBERS, TABLES = "variance.json", "variance.md"
 
@@ -50,6 +45,50 @@ class VarianceSettings(ProgramSettings):
         super().check()
         if not self.samples:
             raise InputError("--samples needs at least one value")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Hold the variance of one estimator at one model.
+
+    Attributes:
+        run: the folder of the run that trained the model.
+        steps: the number of steps that it was trained.
+        trained_with: the estimator that it was trained with.
+        evaluations: the number of points at which one estimate evaluates f.
+        variance: the variance of an image's gradient in the logits, averaged over images and logits.
+        relative: the variance divided by that of RLOO with the same K.
+    """
+
+    run: str
+    dataset: str
+    likelihood: str
+    steps: int
+    trained_with: str
+    estimator: str
+    samples: int
+    evaluations: int
+    variance: float
+    standard_error: float
+    relative: float
+
+    @property
+    def variance_times_evaluations(self) -> float:
+        """The number of evaluations of f needed to average down to unit variance."""
+        return self.variance * self.evaluations
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, and the variance times the evaluations."""
+        return asdict(self) | {"variance_times_evaluations": self.variance_times_evaluations}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Hold the content of variance.json."""
+
+    draws: int
+    fit_steps: int
+    measured: list[Measurement]
 
 
 def main(settings: VarianceSettings) -> None:
@@ -85,29 +124,25 @@ def _measure(settings: VarianceSettings) -> None:
 
 def _write(settings: VarianceSettings, found: Sequence[Measurement]) -> None:
     numbers = {"draws": settings.draws, "fit_steps": settings.fit_steps, "measured": [one.as_json() for one in found]}
-    write_atomically(settings.out / NUMBERS, (json.dumps(numbers, indent=1) + "\n").encode())
+    write_atomically(settings.out / NUMBERS, seal_document(numbers))
     write_atomically(settings.out / TABLES, tables(found).encode())
 
 
 def earlier_measurements(settings: VarianceSettings) -> list[Measurement]:
     """Return what an earlier command wrote into the folder, or raise an `InputError` if it is not comparable."""
-    from doublecv.lab.variance.measure import Measurement
-
     path = settings.out / NUMBERS
     if not path.exists():
         return []
     try:
-        numbers = json.loads(path.read_bytes())
-        found = [msgspec.convert(one, Measurement) for one in numbers["measured"]]
-        held = {"--draws": numbers["draws"], "--fit-steps": numbers["fit_steps"]}
-    except (ValueError, KeyError, TypeError) as error:
+        numbers = read_document(path, Numbers)
+    except InputError as error:
         raise InputError(
-            f"{path} is damaged or from another version ({type(error).__name__}: {error}); name another folder in --out"
+            f"{path} is damaged or from another version ({error}); name another folder in --out"
         ) from error
-    for (flag, value), given in zip(held.items(), (settings.draws, settings.fit_steps), strict=True):
-        if value != given:
-            raise InputError(f"{path} was measured with {flag} {value}, got {given}; name another folder in --out")
-    return found
+    for name in ("draws", "fit_steps"):
+        if (held := getattr(numbers, name)) != (given := getattr(settings, name)):
+            raise InputError(f"{path} was measured with {flag(name)} {held}, got {given}; name another folder in --out")
+    return numbers.measured
 
 
 def tables(found: Sequence[Measurement]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,44 +25,10 @@ from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import loss, make_expectation, start_estimator, start_state
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
+from doublecv.lab.variance.command import Measurement
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray, UInt8
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Hold the variance of one estimator at one model.
-
-    Attributes:
-        run: the folder of the run that trained the model.
-        steps: the number of steps that it was trained.
-        trained_with: the estimator that it was trained with.
-        evaluations: the number of points at which one estimate evaluates f.
-        variance: the variance of an image's gradient in the logits, averaged over images and logits.
-        relative: the variance divided by that of RLOO with the same K.
-    """
-
-    run: str
-    dataset: str
-    likelihood: str
-    steps: int
-    trained_with: str
-    estimator: str
-    samples: int
-    evaluations: int
-    variance: float
-    standard_error: float
-    relative: float
-
-    @property
-    def variance_times_evaluations(self) -> float:
-        """The number of evaluations of f needed to average down to unit variance."""
-        return self.variance * self.evaluations
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all fields, and the variance times the evaluations."""
-        return asdict(self) | {"variance_times_evaluations": self.variance_times_evaluations}
 
 
 def measure(
