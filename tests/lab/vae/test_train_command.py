@@ -43,7 +43,7 @@ def error_of(arguments, capsys):
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
     folder = tmp_path_factory.mktemp("several") / "run"
-    settings = tiny_settings(compare_variance=("double-cv", "rloo"), compare_draws=10, seeds=2, tensorboard=True)
+    settings = tiny_settings(seeds=2, tensorboard=True)
     results = run(settings, folder, dataset=tiny_dataset())
     return folder, settings, results
 
@@ -68,7 +68,6 @@ def test_results_hold_curves_and_last_values(several):
     assert steps == [4, 6, 8, 12]
     assert all(value > 0 for value in variances)
     assert result.final["step"] == 12
-    assert result.final["variance"].keys() == {"double-cv", "rloo"}
     assert result.final.keys() >= {"train_elbo", "validation_elbo", "test_elbo", "test_bound_2", "test_bound_5"}
 
 
@@ -94,7 +93,7 @@ def test_without_a_folder_nothing_is_written_and_the_numbers_are_the_same(severa
 
 def test_parallel_seeds_share_a_folder(several, tmp_path):
     _, settings, results = several
-    settings = replace(settings, compare_variance=(), parallel_seeds=True)
+    settings = replace(settings, parallel_seeds=True)
     together = run(settings, tmp_path / "run", dataset=tiny_dataset())
     for result, alone in zip(together, results, strict=True):
         assert result.seed == alone.seed
@@ -240,9 +239,6 @@ def test_what_cannot_be_gone_on_with(capsys, several, tmp_path):
     assert "was started with --latents 3, got 200; leave it out" in error_of(
         ["train", "--resume", folder, "--latents", "200"], capsys
     )
-    assert "was started with --compare-variance double-cv rloo, got rloo" in error_of(
-        ["train", "--resume", folder, "--compare-variance", "rloo"], capsys
-    )
     assert "--out and --resume exclude each other" in error_of(
         ["train", "--resume", folder, "--out", tmp_path / "new"], capsys
     )
@@ -270,4 +266,4 @@ def test_help_comes_without_jax():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "[]"
-    assert "--compare-variance" in result.stdout
+    assert "--decoder-samples" in result.stdout

@@ -109,8 +109,6 @@ def test_more_images_a_step_than_there_are():
         ({"estimator": "dubble-cv"}, "unknown estimator 'dubble-cv'; did you mean 'double-cv'?"),
         ({"estimator": "disarm", "samples": 3}, "--samples 3 does not fit --estimator disarm"),
         ({"estimator": "arms", "latent": "categorical"}, "arms needs binary latents"),
-        ({"compare_variance": ("rloo", "r-star")}, "--compare-variance r-star needs the exact mean"),
-        ({"compare_variance": ("rloo", "rloo")}, "--compare-variance must not repeat a value"),
         ({"batch": 0}, "--batch must be at least 1, got 0"),
         ({"learning_rate": 0.0}, "--learning-rate must be a positive number, got 0.0"),
         ({"learning_rate": float("nan")}, "--learning-rate must be a positive number, got nan"),

@@ -10,7 +10,7 @@ import pytest
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.train import checkpoint
 
-IDENTITY = {"data": "tiny", "samples": 2, "compare_variance": []}
+IDENTITY = {"data": "tiny", "samples": 2, "kl": "sampled"}
 
 
 def state(value=1.0):

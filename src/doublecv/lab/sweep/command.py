@@ -13,8 +13,13 @@ from typing import Annotated
 from doublecv import estimators
 from doublecv.lab.common.errors import InputError, unknown_name
 from doublecv.lab.common.options import SEED, Option
+from doublecv.lab.common.signals import interruption
 from doublecv.lab.data import NAMES as DATASETS
+from doublecv.lab.data import load
+from doublecv.lab.sweep import engine
+from doublecv.lab.sweep.local import LocalWorkers
 from doublecv.lab.sweep.plan import LOG, Only, Sweep, SweepRun, begin, claimed, cores, plan
+from doublecv.lab.sweep.progress import SweepProgress
 from doublecv.lab.sweep.ray import LOCAL, RayWorkers, ray_session
 from doublecv.lab.sweep.targets import ALL, LIKELIHOODS, NETWORKS, SEEDS, TARGETS
 
@@ -135,19 +140,12 @@ def main(settings: ReproduceSettings) -> None:
 
 def _download(wanted: Sweep) -> None:
     """Download the data sets once, before many processes need them."""
-    from doublecv.lab.data import load
-
     for dataset in {run.settings["dataset"] for run in wanted.runs if run.kind == "train"} - {"digits"}:
         load(dataset)
 
 
 def run_all(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepRun]:
     """Run the runs here or on Ray until all have ended or Ctrl-C was pressed; return those that failed."""
-    from doublecv.lab.common.signals import interruption
-    from doublecv.lab.sweep import engine
-    from doublecv.lab.sweep.local import LocalWorkers
-    from doublecv.lab.sweep.progress import SweepProgress
-
     with interruption() as asked, SweepProgress(runs) as progress:
         # A benchmark measures this machine, whose name is in sweep.json.
         here = [run for run in runs if run.kind == "bench" or not on_ray]

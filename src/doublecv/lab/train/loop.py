@@ -34,7 +34,6 @@ from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint, distributed
 from doublecv.lab.train import settings as train_settings
-from doublecv.lab.train.comparison import make_comparison
 from doublecv.lab.train.metrics import Metrics
 from doublecv.lab.train.results import Callbacks, Interrupted, NotFinite, TrainResult
 from doublecv.lab.train.settings import TrainSettings
@@ -42,7 +41,7 @@ from doublecv.lab.train.step import Program, Report, State, key_of, make_step
 from doublecv.lab.vae.objective import bounds
 from doublecv.lab.vae.pictures import write_pictures
 
-EVALUATE, COMPARE, TEST, PICTURES = range(100, 104)
+EVALUATE, TEST, PICTURES = 100, 102, 103
 """The purposes of random keys, beyond those of the training step."""
 
 LARGEST_SHARE = 0.9
@@ -157,7 +156,6 @@ class Run:
         self.written = folder if distributed.is_first() else None
         self.seeds = settings.seed_numbers
         self.program: Program = make_step(settings, dataset, self.seeds if settings.parallel_seeds else None, devices)
-        self.compare = make_comparison(settings) if settings.compare_variance else None
         self.seconds: list[tuple[float, int]] = []
 
     def run(self) -> tuple[TrainResult, ...]:
@@ -238,10 +236,6 @@ class Run:
         for part, (name, images) in enumerate(sets.items()):
             key = key_of(state, EVALUATE, step, part)
             found[name] = bounds(state.model, images, self.settings.kl, key, self.settings.samples).elbo
-        if self.compare is not None:
-            batch = self.program.images[: self.settings.batch]
-            variances = self.compare(state.model, state.estimator.learned, batch, key_of(state, COMPARE, step))
-            found["variance"] = {name: float(value) for name, value in variances.items()}
         return found
 
     def _finish(self, state: State) -> None:

@@ -5,7 +5,7 @@ Every line has `kind`, `step` (the number of steps done), `seed`, and a `checksu
 
 - "train", after each chunk: `elbo`, the mean over the steps since the previous line; `encoder_variance` and
   `logits_variance` (see `variance_tracker`); the estimator's scalar coefficients, such as `alpha`;
-- "evaluation": `train_elbo` and `validation_elbo` over the complete sets; `variance` of compared estimators, by name;
+- "evaluation": `train_elbo` and `validation_elbo` over the complete sets;
 - "final": `test_elbo`, and the multi-sample bounds.
 
 The file contains no times, so that two runs with the same seed write the same bytes. When a run is resumed, the file is
@@ -79,8 +79,8 @@ class Metrics:
             if self._file is not None:
                 self._file.write(line)
             if self._events is not None:
-                for name, value in _numbers(record):
-                    self._events.add_scalar(f"seed-{record['seed']}/{name}", value, record["step"])
+                for name in record.keys() - {"kind", "step", "seed"}:
+                    self._events.add_scalar(f"seed-{record['seed']}/{name}", record[name], record["step"])
             self.records.append(dict(record))
         if self._file is not None:
             self._file.flush()
@@ -105,11 +105,3 @@ class Metrics:
             self._lock.release()
         if self._events is not None:
             self._events.close()
-
-
-def _numbers(record: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{inner}", number) for inner, number in value.items())
-        elif name not in ("kind", "step", "seed"):
-            yield name, value

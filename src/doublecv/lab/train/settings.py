@@ -96,10 +96,6 @@ class TrainSettings(ProgramSettings):
     """The number of steps between two evaluations of the ELBO over the training and validation sets."""
     checkpoint_every: Annotated[int, COUNT] = 2000
     """The number of steps between two checkpoints."""
-    compare_variance: Annotated[tuple[str, ...], ESTIMATORS] = ()
-    """Estimators whose variances are measured at every evaluation, at the same parameters and on the same batch."""
-    compare_draws: Annotated[int, Option(minimum=2, maximum=LARGEST)] = 200
-    """The number of estimates from which each of these variances is computed."""
     bound_samples: Annotated[int, COUNT] = 100
     """The number of samples of the multi-sample bound on the test set at the end."""
     devices: Annotated[int, COUNT] = 1
@@ -163,9 +159,10 @@ class TrainSettings(ProgramSettings):
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> TrainSettings:
-        """Return the settings that `as_json` described; the names that version 0.1 wrote are understood."""
-        names_of_0_1 = {"data": "dataset", "model": "network"}
-        return super().from_json({names_of_0_1.get(name, name): value for name, value in given.items()})
+        """Return the settings that `as_json` described; those of earlier versions are understood."""
+        renamed = {"data": "dataset", "model": "network"}
+        removed = {"compare_variance", "compare_draws"}
+        return super().from_json({renamed.get(name, name): given[name] for name in given if name not in removed})
 
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""
@@ -176,15 +173,10 @@ class TrainSettings(ProgramSettings):
             check_same_run(self.resume, self)
         if self.seed + self.seeds - 1 > LARGEST:
             raise InputError(f"--seed plus --seeds must be at most {LARGEST + 1}, got {self.seed} and {self.seeds}")
-        single_layer_only = self.latent == "categorical" or self.kl == "analytic" or self.compare_variance
-        if self.network == "two-layer" and single_layer_only:
-            raise InputError(
-                "--network two-layer needs --latent bernoulli and --kl sampled, and has no --compare-variance"
-            )
+        if self.network == "two-layer" and (self.latent == "categorical" or self.kl == "analytic"):
+            raise InputError("--network two-layer needs --latent bernoulli and --kl sampled")
         self._check_processes()
-        self._check_estimator("--estimator", self.estimator)
-        for name in self.compare_variance:
-            self._check_estimator("--compare-variance", name)
+        self._check_estimator()
 
     def _check_processes(self) -> None:
         if self.process >= self.processes:
@@ -202,20 +194,20 @@ class TrainSettings(ProgramSettings):
             each = "" if self.processes == 1 else f", --devices {self.devices} in each of {self.processes} processes"
             raise InputError(f"--batch must be a multiple of {shares}, the number of devices{each}; got {self.batch}")
 
-    def _check_estimator(self, flag: str, name: str) -> None:
+    def _check_estimator(self) -> None:
+        name = f"--estimator {self.estimator}"
         try:
-            estimator = estimators.make(name, samples=self.samples)
+            estimator = estimators.make(self.estimator, samples=self.samples)
         except (ValueError, TypeError) as error:
-            raise InputError(f"--samples {self.samples} does not fit {flag} {name}: {error}") from error
+            raise InputError(f"--samples {self.samples} does not fit {name}: {error}") from error
         if estimator.needs.expected_f:
-            raise InputError(f"{flag} {name} needs the exact mean of f, which is unknown here; rloo estimates it")
+            raise InputError(f"{name} needs the exact mean of f, which is unknown here; rloo estimates it")
         family = Categorical if self.latent == "categorical" else Bernoulli
         if family not in estimator.needs.families:
-            raise InputError(f"{flag} {name} needs binary latents; for --latent categorical use rloo or double-cv")
+            raise InputError(f"{name} needs binary latents; for --latent categorical use rloo or double-cv")
         if self.network == "two-layer" and not estimator.needs.path:
             raise InputError(
-                f"{flag} {name} needs independent latents; for --network two-layer use rloo, double-cv or "
-                "quadratic-double-cv"
+                f"{name} needs independent latents; for --network two-layer use rloo, double-cv or quadratic-double-cv"
             )
 
 

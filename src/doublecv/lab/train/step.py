@@ -74,7 +74,7 @@ class Report(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Hold the compiled parts of a training run, and the training images on one device.
+    """Hold the compiled parts of a training run.
 
     `start` returns the state before step 0. `chunk` takes a state, which is donated, the number of its next step, and a
     number of steps; it returns the state after them and the report.
@@ -82,7 +82,6 @@ class Program(NamedTuple):
 
     start: Callable[[], State]
     chunk: Callable[[State, int, int], tuple[State, Report]]
-    images: UInt8[Array, "images pixels"]
 
 
 def make_step(
@@ -109,7 +108,6 @@ def make_step(
     return Program(
         start=lambda: devices.compile(start)(numbers),
         chunk=lambda state, step, steps: compiled(state, images, jnp.int32(step), jnp.int32(steps)),
-        images=devices.local(images),
     )
 
 

@@ -15,16 +15,18 @@ from doublecv import estimators
 from doublecv.diagnostics.meter import Meter, summarize
 from doublecv.estimators import Learned
 from doublecv.jax import State
+from doublecv.jax.diagnostics import best_coefficients
+from doublecv.jax.diagnostics import measure as measure_draws
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint
 from doublecv.lab.train import settings as train_settings
-from doublecv.lab.train.comparison import measure_gradient
 from doublecv.lab.train.loop import identity
 from doublecv.lab.train.settings import TrainSettings
-from doublecv.lab.train.step import loss, make_expectation, start_estimator, start_state
+from doublecv.lab.train.step import loss, make_context, make_expectation, start_estimator, start_state
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
+from doublecv.lab.vae.objective import elbo
 from doublecv.lab.variance.command import Measurement
 
 if TYPE_CHECKING:
@@ -121,6 +123,33 @@ def _program(
 
     program: Callable[..., Meter] = measured
     return program
+
+
+def measure_gradient(
+    settings: TrainSettings,
+    model: VAE,
+    y: Float[Array, "batch pixels"],
+    learned: Learned | None,
+    fit_key: PRNGKeyArray,
+    measure_key: PRNGKeyArray,
+    draws: int,
+) -> Meter:
+    """Return the meter of the gradient in the logits over independent draws.
+
+    Without a learned state, an estimator that is linear in its coefficients is measured with the best ones, solved from
+    as many separate draws, and another one with its initial state.
+    """
+    expectation = make_expectation(settings)
+    context = make_context(expectation, model, y)
+    q = model.posterior(model.encoder(y))
+    f = elbo(model, y, q, settings.kl).f
+    if learned is None and expectation.estimator.needs.coefficients:
+        learned = best_coefficients(f, q, expectation.estimator, fit_key, draws)
+    elif learned is None:
+        learned = start_estimator(settings, model).learned
+    return measure_draws(
+        lambda key: expectation.estimate(f, q, learned, key, context=context).gradient, measure_key, draws
+    )
 
 
 def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, steps: int) -> Learned | None:
