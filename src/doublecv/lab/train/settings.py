@@ -243,13 +243,8 @@ def check_same_run(folder: Path, settings: TrainSettings) -> TrainSettings:
     for name, wanted in held.as_json().items():
         if given[name] != wanted and not (name == "steps" and given[name] > wanted):
             remedy = "only more steps can be made" if name == "steps" else "leave it out, or start a new run"
-            both = f"{flag(name)} {_text(wanted)}, got {_text(given[name])}"
-            raise InputError(f"{folder} was started with {both}; {remedy}")
+            raise InputError(f"{folder} was started with {flag(name)} {wanted}, got {given[name]}; {remedy}")
     return held
-
-
-def _text(value: Any) -> str:
-    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def is_started(folder: Path) -> bool:
