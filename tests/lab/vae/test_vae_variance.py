@@ -20,7 +20,7 @@ Y = observe(jax.random.key(1), jnp.asarray(tiny_dataset().train[:5]), "gaussian"
 
 
 def drawn_variance(name, draws, learned=None):
-    keys = jax.random.split(jax.random.key(1))
+    keys = jax.random.key(1), jax.random.key(2)
     settings = tiny_settings(likelihood="gaussian", estimator=name)
     return float(mean_variance(jax.jit(lambda: measure_gradient(settings, MODEL, Y, learned, *keys, draws))()))
 
