@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.options import Option, ProgramSettings
 from doublecv.lab.common.tables import Row as TableRow
 from doublecv.lab.common.tables import Table, number, words
@@ -46,12 +45,6 @@ class BenchSettings(ProgramSettings):
     """The number of threads of PyTorch; if not given, PyTorch decides."""
     out: Annotated[Path | None, Option(metavar="FILE")] = None
     """A JSON file for the times of all rounds."""
-
-    def check(self) -> None:
-        """Raise an `InputError` if a setting cannot work."""
-        super().check()
-        if not self.samples:
-            raise InputError("--samples needs at least one value")
 
 
 @dataclass(frozen=True)

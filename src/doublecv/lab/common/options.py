@@ -30,20 +30,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    Self,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -154,7 +141,7 @@ def flag(field: str) -> str:
 class ProgramSettings:
     """Give the settings of a program, a frozen dataclass, their checks and their form as JSON."""
 
-    execution: ClassVar[tuple[str, ...]] = ("out",)
+    execution: tuple[str, ...] = ("out",)
     """Fields that say where and how the program is executed. All others determine its numbers."""
 
     def check(self) -> None:
@@ -227,7 +214,7 @@ def check_options(settings: Any) -> None:
     for setting in _settings(type(settings)):
         value = getattr(settings, setting.field.name)
         values = () if value is None else value if setting.several else (value,)
-        if setting.required and not values:
+        if setting.several and setting.field.default != () and not values:
             raise InputError(f"{setting.flag} needs at least one value")
         if setting.option.unique and len(set(values)) < len(values):
             raise InputError(f"{setting.flag} must not repeat a value, got {' '.join(map(str, values))}")
@@ -260,7 +247,7 @@ def _settings(cls: type) -> Iterator[_Setting]:
         hint, option = hints[field.name], Option()
         if get_origin(hint) is Annotated:
             hint, option = get_args(hint)
-        if get_origin(hint) in (Union, types.UnionType):
+        if get_origin(hint) is types.UnionType:
             (hint,) = (each for each in get_args(hint) if each is not type(None))
         several = get_origin(hint) is tuple
         if several:

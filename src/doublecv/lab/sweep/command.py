@@ -12,7 +12,7 @@ from typing import Annotated
 
 from doublecv import estimators
 from doublecv.lab.common.errors import InputError, unknown_name
-from doublecv.lab.common.options import SEED, Option
+from doublecv.lab.common.options import SEED, Option, ProgramSettings
 from doublecv.lab.common.signals import interruption
 from doublecv.lab.data import NAMES as DATASETS
 from doublecv.lab.data import load
@@ -39,7 +39,7 @@ def target_names() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ReproduceSettings:
+class ReproduceSettings(ProgramSettings):
     """Run the experiments behind tables and figures of Titsias and Shi (2022).
 
     A sweep can be interrupted at any moment; the same command resumes it. --list shows the targets with the number of
@@ -69,9 +69,8 @@ class ReproduceSettings:
 
     def check(self) -> None:
         """Raise an `InputError` where settings do not fit together."""
+        super().check()
         restrictions(self.only)
-        if not self.seeds:
-            raise InputError("--seeds needs at least one value")
         if not self.list and not self.targets:
             raise InputError(f"name a target, or {ALL}; --list shows them")
         if not self.list and self.out is None:

@@ -95,8 +95,6 @@ class ToySettings(ProgramSettings):
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""
         super().check()
-        if not self.estimators:
-            raise InputError(f"--estimators must name at least one of {', '.join(estimators.names())}")
         for name in self.estimators:
             try:
                 estimators.make(name, samples=self.samples)

@@ -40,12 +40,6 @@ class VarianceSettings(ProgramSettings):
     data_dir: Annotated[Path | None, Option(metavar="DIR")] = None
     """The folder to search for the data first."""
 
-    def check(self) -> None:
-        """Raise an `InputError` if a setting cannot work."""
-        super().check()
-        if not self.samples:
-            raise InputError("--samples needs at least one value")
-
 
 @dataclass(frozen=True)
 class Measurement:
