@@ -12,7 +12,7 @@ import numpy as np
 
 from doublecv.distributions import Bernoulli
 from doublecv.estimators import Estimator, label
-from doublecv.jax import Expectation
+from doublecv.jax.diagnostics import JaxProblem
 from doublecv.lab.bench import problem
 from doublecv.lab.data import Dataset
 from doublecv.lab.train.settings import TrainSettings
@@ -27,26 +27,18 @@ IMAGES = 5000
 """The number of random images in the shape of Fashion-MNIST; it does not influence the time of a step."""
 
 
-def gradient(estimator: Estimator) -> Callable[[], None]:
-    """Return a call that computes the gradient in the parameters of the decoder, the logits and the learned state."""
-    y, logits = jnp.asarray(problem.images()), jnp.asarray(problem.logits())
-    context = jax.random.normal(jax.random.key(3), (problem.BATCH, problem.FEATURES))
-    expectation = Expectation(estimator)
+def gradient(estimator: Estimator) -> Callable[[], object]:
+    """Return a call that computes the gradients in the parameters of the decoder, the logits and the learned state."""
     decoder = Network(problem.GRADIENT_DECODER, jax.random.key(0))
+    # Whole numbers, in which f is not differentiated.
+    images = jnp.asarray(problem.images(), jnp.uint8)
+    context = jax.random.normal(jax.random.key(3), (problem.BATCH, problem.FEATURES))
 
-    @jax.jit
-    def gradients(decoder: Any, logits: Any, learned: Any, key: Any) -> Any:
-        def loss(decoder: Any, logits: Any, learned: Any) -> Any:
-            def f(x: Any) -> Any:
-                return -bernoulli_log_likelihood(decoder(x), y)
+    def f(x: Any) -> Any:
+        return -bernoulli_log_likelihood(decoder(x), images.astype(jnp.float32))
 
-            return expectation(f, Bernoulli(logits=logits), learned, key, context=context).mean()
-
-        return jax.grad(loss, argnums=(0, 1, 2))(decoder, logits, learned)
-
-    state = expectation.init(Bernoulli(logits=logits), context=context)
-    arguments = decoder, logits, state.learned, jax.random.key(1)
-    return lambda: jax.block_until_ready(gradients(*arguments))  # type: ignore[no-untyped-call]
+    q = Bernoulli(logits=jnp.asarray(problem.logits()))
+    return JaxProblem.make(f, q, jax.random.key(1), context).step(estimator)
 
 
 def step(estimator: Estimator) -> Callable[[], None]:

@@ -22,8 +22,8 @@ class Workload(NamedTuple):
         steps: the number of steps per call.
     """
 
-    make: Callable[[Estimator], Callable[[], None]]
-    floor: Callable[[int], Callable[[], None]] | None = None
+    make: Callable[[Estimator], Callable[[], object]]
+    floor: Callable[[int], Callable[[], object]] | None = None
     steps: int = 1
 
 

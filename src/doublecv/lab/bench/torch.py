@@ -13,25 +13,15 @@ from doublecv.distributions import Bernoulli
 from doublecv.estimators import Estimator
 from doublecv.lab.bench import problem
 from doublecv.torch import Expectation
+from doublecv.torch.diagnostics import TorchProblem
 
 
-def gradient(estimator: Estimator) -> Callable[[], None]:
-    """Return a call that computes the gradient in the decoder's parameters, the logits and the learned state."""
+def gradient(estimator: Estimator) -> Callable[[], object]:
+    """Return a call that computes the gradients in the decoder's parameters, the logits and the learned state."""
     torch.manual_seed(0)
-    y = torch.as_tensor(problem.images())
+    y, q = torch.as_tensor(problem.images()), Bernoulli(logits=torch.as_tensor(problem.logits()))
     decoder, context = _layers(problem.GRADIENT_DECODER), torch.randn(problem.BATCH, problem.FEATURES)
-    logits = torch.as_tensor(problem.logits()).requires_grad_()
-    expectation = Expectation(estimator).init(Bernoulli(logits=logits), context=context)
-
-    def call() -> None:
-        logits.grad = None
-        decoder.zero_grad()
-        expectation.zero_grad()
-        q = Bernoulli(logits=logits)
-        value: Tensor = expectation(lambda x: -_log_likelihood(decoder, x, y), q, context=context)
-        value.mean().backward()  # type: ignore[no-untyped-call]
-
-    return call
+    return TorchProblem.make(lambda x: -_log_likelihood(decoder, x, y), q, None, context).step(estimator)
 
 
 def step(estimator: Estimator) -> Callable[[], None]:
