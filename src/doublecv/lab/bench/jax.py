@@ -14,14 +14,12 @@ from doublecv.distributions import Bernoulli
 from doublecv.estimators import Estimator, label
 from doublecv.jax.diagnostics import JaxProblem
 from doublecv.lab.bench import problem
+from doublecv.lab.bench.problem import STEPS
 from doublecv.lab.data import Dataset
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import make_step
 from doublecv.lab.vae.likelihoods import bernoulli_log_likelihood
 from doublecv.lab.vae.model import Network
-
-STEPS = 10
-"""The number of steps per timed call: training runs them in compiled chunks, and so does the benchmark."""
 
 IMAGES = 5000
 """The number of random images in the shape of Fashion-MNIST; it does not influence the time of a step."""

@@ -43,6 +43,9 @@ NEGATIVE_SLOPE = 0.3
 
 LEARNING_RATE = 1e-3
 
+STEPS = 10
+"""The number of training steps per timed call in JAX, where training runs them in compiled chunks."""
+
 
 def images() -> Float[np.ndarray, "batch pixels"]:
     """Return a batch of random binary images."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib.metadata import version
 
 from doublecv import estimators
+from doublecv.lab.bench.problem import STEPS
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
 from doublecv.lab.data.catalogue import size
@@ -27,18 +28,15 @@ COMPILATION = 1e11
 TOY_OPERATION = 400
 """The cost of one binary variable in one estimate of the toy problem."""
 
-BENCH_STEPS = 10
-"""The steps of one call of the benchmark."""
-
 CACHE = "speed.json"
 
 MEASURE = """
 from doublecv.diagnostics.timing import median_times
 from doublecv.estimators import make
-from doublecv.lab.bench.jax import STEPS, step
-print(1000 * median_times([step(make("rloo", 2))], 5)[0] / STEPS)
+from doublecv.lab.bench.jax import step
+print(median_times([step(make("rloo", 2))], 5)[0])
 """
-"""The milliseconds of a training step, in a process of its own that has one thread, as a run has."""
+"""Print the seconds of `STEPS` training steps, for a process of its own that has one thread, as a run has."""
 
 
 def work(run: SweepRun) -> float:
@@ -51,7 +49,7 @@ def work(run: SweepRun) -> float:
         return float(TOY_OPERATION * variables + COMPILATION * len(settings["estimators"]))
     if run.kind == "bench":
         timed = [(name, samples) for samples in settings["samples"] for name in settings["estimators"]]
-        steps: int = BENCH_STEPS * settings["calls"] * settings["rounds"]
+        steps: int = STEPS * settings["calls"] * settings["rounds"]
         return 2 * COMPILATION * len(timed) + steps * sum(
             step_work(name, own_samples(name, samples), "nonlinear", 784, 100) for name, samples in timed
         )
@@ -102,7 +100,7 @@ def multiplications_per_second() -> float:
     )
     if found.returncode:
         raise InputError(f"a training step could not be measured: {(found.stderr.splitlines() or ['no reason'])[-1]}")
-    speed = step_work("rloo", 2, "nonlinear", 784, 100) / (float(found.stdout) / 1000)
+    speed = STEPS * step_work("rloo", 2, "nonlinear", 784, 100) / float(found.stdout)
     # A cache that cannot be written costs another measurement the next time.
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
