@@ -129,7 +129,7 @@ def test_seeds_are_extended_one_by_one(tmp_path):
     results = run(replace(settings, steps=9), tmp_path / "run", dataset=tiny_dataset())
     (alone,) = run(replace(settings, steps=9).of_seed(2), dataset=tiny_dataset())
     assert results[1].records == alone.records
-    with pytest.raises(InputError, match="was started with steps 9, not 5"):
+    with pytest.raises(InputError, match="was started with --steps 9, got 5"):
         run(settings, tmp_path / "run", dataset=tiny_dataset())
 
 
