@@ -7,6 +7,8 @@ unpacked beyond the length that was published.
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import time
 import zlib
@@ -100,31 +102,18 @@ def verified(path: Path, file: PublishedFile) -> bytes:
 
 def _verified(content: bytes, file: PublishedFile, where: str) -> bytes:
     """Unpack a content, up to the length that was published, and compare its checksum."""
+    stored = len(content)
     if content.startswith(GZIP_MAGIC):
-        stored = len(content)
         try:
-            content = _unpacked(content, file.limit)
-        except (zlib.error, EOFError) as error:
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+                content = packed.read(file.limit + 1)
+        except (OSError, EOFError, zlib.error) as error:
             raise _broken(where, file, f"{stored} bytes of broken gzip ({error})") from error
-        except OverflowError as error:
-            raise _broken(where, file, f"{stored} bytes of gzip that unpack to more than {file.limit}") from error
+        if len(content) > file.limit:
+            raise _broken(where, file, f"{stored} bytes of gzip that unpack to more than {file.limit}")
     if (found := file.checksum.of(content)) != file.checksum:
         raise _broken(where, file, f"{len(content)} bytes with {found}")
     return content
-
-
-def _unpacked(content: bytes, limit: int) -> bytes:
-    """Unpack all members of a gzip file; raise an OverflowError beyond the limit."""
-    unpacked = bytearray()
-    while content:
-        member = zlib.decompressobj(wbits=31)
-        unpacked += member.decompress(content, limit + 1 - len(unpacked))
-        if len(unpacked) > limit:
-            raise OverflowError
-        if not member.eof:
-            raise EOFError("it is truncated")
-        content = member.unused_data.lstrip(b"\0")
-    return bytes(unpacked)
 
 
 def _broken(where: str, file: PublishedFile, found: str) -> BrokenFile:
@@ -137,10 +126,19 @@ def find(image_set: ImageSet, directory: Path | None, cache: Path) -> Found | No
 
     In the cache some may be missing: an interrupted download is completed.
     """
-    for folder in named_folders(image_set, directory):
-        if found := _all_or_nothing(image_set, folder):
-            return found
-    return _complete(image_set, cache / image_set.name)
+    cached = cache / image_set.name
+    for folder in (*named_folders(image_set, directory), cached):
+        forms = [(form, [stored(folder, file) for file in form.files]) for form in image_set.forms]
+        for form, paths in forms:
+            if all(paths):
+                return Found(form, tuple(path for path in paths if path))
+        for form, paths in forms:
+            if any(paths) and folder != cached:
+                missing = form.files[paths.index(None)]
+                there = ", ".join(path.name for path in paths if path)
+                wanted = " or ".join(missing.names)
+                raise BrokenFile(f"{folder / missing.name}: expected {wanted}, found only {there} there")
+    return None
 
 
 def named_folders(image_set: ImageSet, directory: Path | None) -> list[Path]:
@@ -163,25 +161,6 @@ def cache_folder() -> Path:
 def stored(folder: Path, file: PublishedFile) -> Path | None:
     """Return where the file is in a folder, packed or not."""
     return next((folder / name for name in file.names if (folder / name).is_file()), None)
-
-
-def _complete(image_set: ImageSet, folder: Path) -> Found | None:
-    for form in image_set.forms:
-        paths = tuple(path for file in form.files if (path := stored(folder, file)))
-        if len(paths) == len(form.files):
-            return Found(form, paths)
-    return None
-
-
-def _all_or_nothing(image_set: ImageSet, folder: Path) -> Found | None:
-    found = _complete(image_set, folder)
-    for form in () if found else image_set.forms:
-        there = [path.name for file in form.files if (path := stored(folder, file))]
-        if there:
-            missing = next(file for file in form.files if stored(folder, file) is None)
-            wanted = " or ".join(missing.names)
-            raise BrokenFile(f"{folder / missing.name}: expected {wanted}, found only {', '.join(there)} there")
-    return found
 
 
 def download_set(image_set: ImageSet, directory: Path | None, cache: Path) -> Found:

@@ -20,7 +20,6 @@ from doublecv.lab.report import paper
 from doublecv.lab.report.cells import DATASETS, Cell, CellKey, in_order, is_relaxed
 from doublecv.lab.report.collect import Collection as Runs
 from doublecv.lab.report.statistics import CLEAR, Estimate, OrderAgreement, estimate, order_agreement
-from doublecv.lab.sweep.plan import SweepRun
 from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.toy.results import summarise, summary_row
 
@@ -442,19 +441,16 @@ def settings_tables(content: Content) -> list[Table]:
     for kind in ("train", "toy", "bench"):
         runs = [run for run in sweep.runs if run.kind == kind]
         names = dict.fromkeys(name for run in runs for name in run.settings)
-        values = {name: "; ".join(dict.fromkeys(_values(runs, name))) for name in names}
-        rows = [{"setting": words(name), "values": words(value)} for name, value in values.items()]
+        rows = [
+            {
+                "setting": words(name),
+                "values": words("; ".join(dict.fromkeys(json.dumps(run.settings.get(name)) for run in runs))),
+            }
+            for name in names
+        ]
         caption = f"All values of each setting in the {len(runs)} runs of doublecv {kind}."
         tables.append(Table.of(f"settings-{kind}", f"Settings of doublecv {kind}", caption, rows))
     return tables
-
-
-def _values(runs: Iterable[SweepRun], name: str) -> Iterator[str]:
-    for value in (run.settings[name] for run in runs if name in run.settings):
-        if isinstance(value, list | tuple):
-            yield " ".join(map(str, value)) or "none"
-        else:
-            yield "default" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def paper_layout_tables(content: Content) -> Iterator[Table]:
