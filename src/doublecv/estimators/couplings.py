@@ -65,7 +65,7 @@ class Independent(Coupling):
     """Draw K independent samples."""
 
     def noise_shape(self, q: Distribution, samples: int) -> Shape:
-        """Return one number per sample and variable."""
+        """Return the shape of the noise: one number per sample and variable."""
         return (samples, *q.noise_shape)
 
     def draw(self, q: Distribution, noise: Float[Array, "K *batch D"]) -> Float[Array, "K *logits"]:
@@ -147,7 +147,7 @@ class DirichletCopula(Coupling):
     """
 
     def noise_shape(self, q: Distribution, samples: int) -> Shape:
-        """Return one number per sample and variable."""
+        """Return the shape of the noise: one number per sample and variable."""
         return (samples, *q.noise_shape)
 
     def draw(self, q: Distribution, noise: Float[Array, "K *batch D"]) -> Float[Array, "K *batch D"]:

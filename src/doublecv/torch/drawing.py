@@ -44,7 +44,7 @@ def draw_path(f: Function, q: Sequential, estimator: Estimator, generator: torch
 
 
 def uniform(generator: torch.Generator | None) -> Uniform:
-    """Return a source of noise."""
+    """Return a function that draws uniform noise of a shape, in the type and on the device of a tensor."""
 
     def draw_next(shape: tuple[int, ...], like: Any) -> Tensor:
         dtype = torch.get_default_dtype() if like is None else torch.promote_types(like.dtype, torch.float32)
