@@ -181,10 +181,9 @@ class Table:
         from rich.text import Text
 
         shown = RichTable(title=Text(self.title), caption=Text(self.caption), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for index, column in enumerate(self.columns):
+        for column in self.columns:
             justify: Literal["right", "left"] = "right" if column.numeric else "left"
-            no_wrap = column.numeric or index < self.row_headings
-            shown.add_column(Text(column.heading), justify=justify, no_wrap=no_wrap, overflow="fold")
+            shown.add_column(Text(column.heading), justify=justify, no_wrap=column.numeric, overflow="fold")
         for index, row in enumerate(self.rows):
             if index > 0 and index in (self.sections or ()):
                 shown.add_section()
