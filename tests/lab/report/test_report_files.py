@@ -15,8 +15,8 @@ from doublecv.lab.report import paper, render
 from doublecv.lab.report.collect import POINTS, Curve
 from doublecv.lab.sweep import plan as sweep
 
-SCALE = "20 of the paper's 1,000,000 steps, 1 to 2 of 5 seeds"
-TOY_SCALE = "20 of the paper's 2,000 iterations, 2 seeds"
+SCALE = "20 steps, 1 to 2 seeds (the paper: 1,000,000 and 5)"
+TOY_SCALE = "20 iterations, 2 seeds (the paper: 2,000 iterations)"
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,7 @@ from math import sqrt
 import pytest
 from scipy.stats import kendalltau
 
-from doublecv.lab.report.frames import toy_scale, training_scale
 from doublecv.lab.report.statistics import Estimate, difference_in_plus_minus, estimate, order_agreement
-from doublecv.lab.toy.problem import ToySettings
 
 
 def ranked(**means):
@@ -74,25 +72,3 @@ def test_without_standard_errors_nothing_is_said_of_clear_pairs():
 def test_only_estimators_that_both_have_are_ranked():
     assert order_agreement(ranked(a=1, own=2), ranked(a=1, b=2)) is None
     assert order_agreement(ranked(a=1, own=5, b=2), ranked(a=1, b=2, c=3)).pairs == 1
-
-
-@pytest.mark.parametrize(
-    ("steps", "seeds", "said"),
-    [
-        ([20_000], [2, 2], "20,000 of the paper's 1,000,000 steps, 2 of 5 seeds"),
-        ([20_000], [1, 2], "20,000 of the paper's 1,000,000 steps, 1 to 2 of 5 seeds"),
-        ([10, 20], [5], "10 to 20 of the paper's 1,000,000 steps, the paper's 5 seeds"),
-        ([1_000_000], [5, 5], "the paper's 1,000,000 steps, the paper's 5 seeds"),
-        ([1_000_000], [7], "the paper's 1,000,000 steps, 7 seeds (the paper: 5)"),
-        ([], [], "no run is complete"),
-    ],
-)
-def test_the_scale_of_training_runs(steps, seeds, said):
-    assert training_scale(steps, seeds) == said
-
-
-def test_the_scale_of_toy_runs():
-    one, paper = ToySettings(iterations=500, seeds=1), ToySettings(iterations=2000, seeds=5)
-    assert toy_scale([one]) == "500 of the paper's 2,000 iterations, 1 seed"
-    assert toy_scale([paper]) == "the paper's 2,000 iterations, 5 seeds"
-    assert toy_scale([one, paper]) == "500 to 2,000 of the paper's 2,000 iterations, 1 or 5 seeds"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -73,43 +73,21 @@ def column_title(key: CellKey) -> str:
 
 
 def scale(cells: Iterable[Cell]) -> str:
-    """Return the length and number of the complete runs of some cells, compared with the paper's."""
+    """Return the length and number of the complete runs of some cells, beside the paper's.
+
+    For example: "20,000 steps, 1 to 2 seeds (the paper: 1,000,000 and 5)".
+    """
     complete = [cell for cell in cells if cell.complete]
-    return training_scale({cell.steps or 0 for cell in complete}, {len(cell.complete) for cell in complete})
-
-
-def training_scale(steps: Collection[int], seeds: Collection[int]) -> str:
-    """Return the length and number of training runs, compared with the paper's.
-
-    >>> training_scale({20_000}, {2})
-    "20,000 of the paper's 1,000,000 steps, 2 of 5 seeds"
-    """
-    if not steps:
+    if not complete:
         return "no run is complete"
-    return f"{_part(steps, paper.STEPS, 'steps')}, {_part(seeds, paper.SEEDS, 'seeds', whose='')}"
+    steps = _range([cell.steps or 0 for cell in complete])
+    seeds = _range([len(cell.complete) for cell in complete])
+    return f"{steps} steps, {seeds} seeds (the paper: {paper.STEPS:,} and {paper.SEEDS})"
 
 
-def toy_scale(settings: Collection[ToySettings]) -> str:
-    """Return the same for the toy problem; the paper does not say how many seeds its curves have.
-
-    >>> toy_scale([ToySettings(seeds=5)])
-    "the paper's 2,000 iterations, 5 seeds"
-    """
-    if not settings:
-        return "no run is complete"
-    seeds = " or ".join(str(count) for count in sorted({one.seeds for one in settings}))
-    iterations = _part({one.iterations for one in settings}, ToySettings.iterations, "iterations")
-    return f"{iterations}, {seeds} seed{'s' if seeds != '1' else ''}"
-
-
-def _part(counts: Collection[int], published: int, unit: str, whose: str = "the paper's ") -> str:
+def _range(counts: Sequence[int]) -> str:
     least, most = min(counts), max(counts)
-    if least == most == published:
-        return f"the paper's {published:,} {unit}"
-    counted = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    if most > published:
-        return f"{counted} {unit} (the paper: {published:,})"
-    return f"{counted} of {whose}{published:,} {unit}"
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def verdicts_table(content: Content) -> Table:
@@ -392,12 +370,15 @@ def toy_table(content: Content) -> Table:
         for name, results in toys.items()
         for one in summarise(results)
     ]
+    iterations, seeds = (
+        _range([getattr(results.settings, key) for results in toys.values()] or [0]) for key in ("iterations", "seeds")
+    )
     return Table.of(
         "toy",
         "Toy problem",
-        f"{toy_scale([results.settings for results in toys.values()])}. Variances relative to RLOO's, medians over "
-        "iterations and seeds: along the own run, over its second half, and exactly at the same logits over the second "
-        "half.",
+        f"{iterations} iterations, {seeds} seeds (the paper: {ToySettings.iterations:,} iterations). Variances "
+        "relative to RLOO's, medians over iterations and seeds: along the own run, over its second half, and exactly "
+        "at the same logits over the second half.",
         rows,
     )
 
