@@ -207,7 +207,7 @@ def test_the_command_prints_what_it_wrote_and_replaces_an_older_report(copy, cap
     ("content", "said"),
     [
         (None, "holds no sweep"),
-        ("not JSON", "found no JSON"),
+        ("not JSON", "found something else (JSON is malformed"),
         ('{"format": 99}', "has format 99"),
         ("[]", "wanted a JSON object"),
         ('{"format": 1, "targets": 3}', "field targets: found 3, wanted array"),

@@ -98,14 +98,9 @@ def read_fields(path: Path) -> dict[str, Any]:
     if len(content) > LARGEST_DOCUMENT:
         raise DamagedFile(path, f"more than {LARGEST_DOCUMENT:,} bytes", "a smaller file")
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DamagedFile(path, f"no JSON ({shortened(str(error))})", "a JSON object") from error
-    if not isinstance(found, dict):
-        raise DamagedFile(path, shown(found), "a JSON object")
-    for name, value in _numbers(found):
-        if not _is_number(value) or not isfinite(value):
-            raise DamagedFile(path, shown(value), "a finite number", None, name)
+        found = msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedFile(path, f"something else ({shortened(str(error))})", "a JSON object") from error
     if CHECKSUM in found:
         given = found.pop(CHECKSUM)
         if given != (computed := _document_checksum(found)):
@@ -223,7 +218,7 @@ class LineReader:
             return DamagedFile(self.path, shown(line.decode(errors="replace")), "a JSON object", number)
         for name, value in found.items():
             for key, one in value.items() if isinstance(value, dict) else [("", value)]:
-                if name != "kind" and one is not None and (not _is_number(one) or not isfinite(one)):
+                if name != "kind" and one is not None and (type(one) not in (int, float) or not abs(one) < 1e300):
                     place = f"{name}.{key}" if key else name
                     return DamagedFile(self.path, shown(one), "a finite number", number, place)
         return DamagedFile(self.path, shown(line.decode(errors="replace")), "a record", number)
@@ -239,22 +234,6 @@ def shown(value: Any) -> str:
 
 def _document_checksum(content: Any) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _numbers(found: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Iterate over all numbers of a document with the names of their fields."""
-    if isinstance(found, dict):
-        for key, value in found.items():
-            yield from _numbers(value, f"{name}.{key}" if name else key)
-    elif isinstance(found, list):
-        for index, value in enumerate(found):
-            yield from _numbers(value, f"{name}[{index}]")
-    elif isinstance(found, int | float) and not isinstance(found, bool):
-        yield name, found
 
 
 def _finite(value: Any) -> Any:
