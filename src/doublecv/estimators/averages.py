@@ -54,7 +54,25 @@ def dot_correction(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Array
 
 
 def score_magnitude(
-    q: Distribution, score: Float[Array, "K *logits"], weight: Float[Array, "K *batch"]
-) -> Float[Array, "*batch"]:
-    r"""Return :math:`\frac{1}{K^2} \sum_k w_k^2 \, s(x_k)^T s(x_k)`, the size of a score gradient's terms."""
-    return sum_over_samples(weight**2 * q.dot(score, score)) / score.shape[0] ** 2
+    q: Distribution,
+    score: Float[Array, "K *logits"],
+    weight: Float[Array, "*n K *batch"],
+    correction: Float[Array, "*logits"] | None = None,
+) -> Float[Array, "*n *batch"]:
+    r"""Return :math:`\frac{1}{K^2} \sum_k w_k^2 \, s(x_k)^T s(x_k) + r^T r`, the size of the terms of a control variate.
+
+    Args:
+        q: the distribution.
+        score: the scores :math:`s(x_k)`.
+        weight: the weights :math:`w_k`, or those of several control variates.
+        correction: r, which is subtracted from the weighted scores; None for 0.
+    """
+    norms = q.dot(score, score)
+    size = q.xp.sum(weight**2 * norms, axis=weight.ndim - norms.ndim) / score.shape[0] ** 2
+    return size if correction is None else size + correction_magnitude(q, correction)
+
+
+def correction_magnitude(q: Distribution, correction: Float[Array, "*logits"]) -> Float[Array, "*batch"]:
+    r"""Return :math:`r^T r` of a correction; where q has visited logits, summed over the samples."""
+    square = q.dot(correction, correction)
+    return sum_over_samples(square) if q.visited else square

@@ -43,6 +43,14 @@ class LinearEstimator(Estimator):
     def parts(self, q: Distribution, evaluation: Evaluation) -> Parts:
         r"""Return :math:`g_0`, and h by the names of the coefficients."""
 
+    @property
+    def direction(self) -> moments.Direction | None:
+        """Return coefficients of which a multiple is a good estimate by itself; None if there are none.
+
+        It is learned from fewer steps than all coefficients are.
+        """
+        return None
+
     def check_options(self) -> None:
         """Raise if `learning` is unknown; a subclass with options of its own also calls this."""
         if self.learning not in get_args(Learning):
@@ -56,7 +64,8 @@ class LinearEstimator(Estimator):
             return Learned({}, {}, {})
         if self.learning == "gradient":
             return fixed_coefficients(dict.fromkeys(names, 0.0))
-        return Learned({}, moments.start(len(names)), moments.empty_statistics(len(names)))
+        n, direction = len(names), self.direction
+        return Learned({}, moments.start(n, direction), moments.empty_statistics(n, direction))
 
     @final
     def coefficients(self, learned: Learned) -> dict[str, Any]:
@@ -88,7 +97,7 @@ class LinearEstimator(Estimator):
     @final
     def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
         """Move the running averages by the statistics of one step."""
-        return moments.advance(averages, statistics) if averages else {}
+        return moments.advance(averages, statistics, self.direction) if averages else {}
 
 
 def fixed_coefficients(values: Mapping[str, Any]) -> Learned:

@@ -7,8 +7,9 @@ The variance of :math:`g = g_0 + \sum_i c_i h_i` is a parabola in the coefficien
 Estimated from few numbers this solution fits noise and can multiply the variance. Four devices prevent it. All of them
 use earlier steps only, so the estimate stays unbiased.
 
-1. **Several memories.** The moments are exponential sums with the decays `MEMORIES`. Each memory is solved with the
-   ridges `RIDGES`, which gives a row of candidates :math:`c^{(j)}`.
+1. **A row of candidates.** The moments are exponential sums with the decays `MEMORIES`. Each of them gives a solution
+   for all coefficients and, where the estimator names a direction u, the best multiple of u, which has one number to
+   learn only.
 2. **A ridge in units of what is not explained.** With n coefficients, N effective batch elements in the memory and the
    share :math:`\rho` of the mean square of :math:`g_0` that the candidate left over on later steps, the system is
 
@@ -18,24 +19,27 @@ use earlier steps only, so the estimate stays unbiased.
    where m is the mean square of the terms that the parts are differences of (`Parts.magnitude`). A control variate that
    is small by cancellation or rounding is therefore not blown up.
 3. **Out-of-sample judgement.** Each candidate is applied to the next step, before that step enters the moments. With
-   :math:`v = \sum_i c^{(j)}_i h_i`, the sums of :math:`v \cdot g_0` and :math:`v \cdot v` give the best factor
-   :math:`t = -E[v \cdot g_0] / E[v \cdot v]` and its standard error, in each of the memories `JUDGES`. The candidate
-   gets the largest lower confidence limit of t, but no more than the smallest upper limit, clipped to [0, 1].
-4. **A weighted choice.** The coefficients are the average of :math:`t_j c^{(j)}` with weights that grow exponentially
-   with the judged gain. Before the first judgement all t are 0, which leaves :math:`g_0`, RLOO.
+   :math:`v = \sum_i c_i h_i` for the candidate c, the sums of :math:`v \cdot g_0` and :math:`v \cdot v` in each memory
+   give the best factor :math:`t = -E[v \cdot g_0] / E[v \cdot v]` and its standard error. The candidate is used with a
+   lower confidence limit of t, clipped to [0, 1].
+4. **A weighted choice.** The coefficients are the average of :math:`t c` over candidates and memories, with weights that
+   grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0, and a
+   solution for all coefficients starts with the weight :math:`\exp(-\lambda (1 + n / D))`: it has to be better than the
+   multiple of u before it is used. Before the first judgement the coefficients are 0, which leaves :math:`g_0`, RLOO.
 
-Every step is measured in units of the running geometric mean of :math:`g_0 \cdot g_0`, and counts at most `LARGEST`
-times the mean step, so neither the scale of f nor an outlier matters.
+Every step is measured in units of the running geometric mean of :math:`g_0 \cdot g_0`, so the scale of f does not
+matter. A step whose parts are thousands of times larger than before is left out if the next one is not so large too.
 
 The statistics are sums over batch elements: those of several calls, of the parts of a vmap or of several devices add
-up.
+up. If they are averaged over n devices where they should be added up, the judgement takes the batch to be n times
+smaller than it is; it becomes more cautious, and the estimate stays unbiased.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, prod
-from typing import TYPE_CHECKING, Any
+from math import ceil, log, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from array_api_compat import device
@@ -47,45 +51,39 @@ from doublecv.estimators.parts import Parts
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MEMORIES = (0.9, 0.99, 0.999)
-"""The decays of the moments per step."""
+MEMORIES = (0.97, 0.999)
+"""The decays of all sums per step."""
 
-RIDGES = (0.1, 1.0, 10.0)
-"""The factors of the ridge; each memory is solved with each of them."""
-
-JUDGES = (0.9, 0.97, 0.99, 0.999)
-"""The decays of the out-of-sample judgement per step."""
-
-LONG = 2
-"""The number of judges, the last ones, whose E[v v] / E[g0 g0] bounds t from above: a rare outcome in which v is large
-must not be forgotten because it has not occurred for a while."""
-
-LOWER, UPPER = 0.6, 2.0
-"""How many standard errors the confidence limits of t lie below and above its estimate."""
-
-SMALL_SAMPLE = 3.0
-"""The standard errors are multiplied by 1 + SMALL_SAMPLE / (N - 1), as few elements underestimate them."""
-
-SHARPNESS = 0.2
-"""How fast the weight of a candidate grows with its judged gain times the effective number of judged elements."""
+RIDGE_OF_ALL, RIDGE_OF_ONE = 0.01, 0.5
+r"""The factor :math:`\kappa` of the ridge in the solution for all coefficients, and in that for a multiple of u."""
 
 MAGNITUDE_SHARE = 2.0
-"""The multiple of `Parts.magnitude` that is added to the mean squares of the control variates."""
+"""The multiple of the mean of `Parts.magnitude` that is added to the mean squares of the control variates."""
+
+LOWER = 0.5
+"""How many standard errors the confidence limit of t lies below its estimate."""
+
+UNSEEN = 0.5
+"""The number of elements that are assumed in the judgement to have no cancellation at all."""
+
+PRIOR = 3.0
+r"""The :math:`\lambda` in the first weight of a solution for all coefficients."""
 
 SCALE_RATE = 0.05
 """The share of each step in the running logarithm of the mean square of g0."""
 
-LARGEST = 30.0
+LARGEST = 100.0
 """The largest multiple of the mean step that one step counts for."""
 
-JUMP = 4.0
-"""If two steps in a row exceed the running scale by this much in the logarithm, the scale follows at once."""
-
-UNSEEN = 1.0
-"""The number of elements that are assumed in the judgement to have no cancellation at all."""
+JUMP = log(1e4)
+"""A step is left out if its parts exceed the mean by this much in the logarithm; two in a row are a jump of the scale,
+which is followed at once."""
 
 LEAST_RIDGE = 1e-8
 """The smallest ridge on the unit diagonal of the system; ten rounding errors if that is more."""
+
+TINY = 1e-30
+"""What is added to denominators, in the units of the running scale, so that 0 / 0 is 0."""
 
 ENOUGH_ELEMENTS, ENOUGH_NUMBERS = 8, 1600
 """Batch elements used for the statistics: at least 8, or enough for 1600 gradient entries.
@@ -94,36 +92,63 @@ The averages run over hundreds of steps, so more elements would hardly improve t
 batch with 200 variables would take as long as the rest of the formula.
 """
 
+Direction = tuple[float, ...]
+"""A direction u in the space of the coefficients."""
 
-def start(coefficients: int) -> dict[str, Any]:
-    """Return running averages of no steps."""
-    n, candidates, judges = coefficients, len(MEMORIES) * len(RIDGES), len(JUDGES)
+
+class _Sums(NamedTuple):
+    """Hold what is summed over batch elements, and over steps with each decay.
+
+    Attributes:
+        products: the inner products of g0 and the control variates.
+        magnitude: the size of each control variate before cancellation.
+        judged: v . g0 and v . v of every candidate.
+        own_square: (g0 . g0)^2.
+        judged_squares: (v . g0)^2, (v . g0) (v . v) and (v . v)^2 of every candidate.
+    """
+
+    products: Float[Array, "*memories 1+n 1+n"]
+    magnitude: Float[Array, "*memories n"]
+    judged: Float[Array, "*memories 2 j"]
+    own_square: Float[Array, "*memories 1"]
+    judged_squares: Float[Array, "*memories 3 j"]
+
+
+def _shapes(n: int, candidates: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of what is summed."""
+    return ((1 + n, 1 + n), (n,), (2, candidates), (1,), (3, candidates))
+
+
+def _split(sums: Float[Array, "*memories s"], n: int, candidates: int) -> _Sums:
+    """Return the sums of one array, in which they lie one after the other, so that one operation moves all of them."""
+    xp, end, parts = namespace(sums), 0, []
+    for shape in _shapes(n, candidates):
+        start, end = end, end + prod(shape)
+        parts.append(xp.reshape(sums[..., start:end], (*sums.shape[:-1], *shape)))
+    return _Sums(*parts)
+
+
+def start(n: int, direction: Direction | None = None) -> dict[str, Any]:
+    """Return running averages of no steps.
+
+    Args:
+        n: the number of coefficients.
+        direction: the direction u; None if there is no direction that is better than others.
+    """
+    memories, candidates = len(MEMORIES), len(MEMORIES) * len(_solves_all(n, direction))
     return {
         "coefficients": np.zeros(n),
         "candidates": np.zeros((candidates, n)),
-        "moments": np.zeros((candidates, 1 + n, 1 + n)),
-        "own_squares": np.zeros(candidates),
-        "magnitude": np.zeros(candidates),
-        "judged": np.zeros((judges, 2, candidates)),
-        "judged_squares": np.zeros((judges, 3, candidates)),
-        "judged_own": np.zeros((judges, 2)),
-        "steps": np.zeros(2),
+        "sums": np.zeros((memories, sum(map(prod, _shapes(n, candidates))))),
+        "steps": np.zeros(memories),
         "log_scale": np.zeros(()),
         "log_excess": np.zeros(()),
     }
 
 
-def empty_statistics(coefficients: int) -> dict[str, Any]:
+def empty_statistics(n: int, direction: Direction | None = None) -> dict[str, Any]:
     """Return the statistics of no batch element."""
-    candidates = len(MEMORIES) * len(RIDGES)
-    return {
-        "products": np.zeros((1 + coefficients, 1 + coefficients)),
-        "judged": np.zeros((2, candidates)),
-        "judged_squares": np.zeros((3, candidates)),
-        "own_squares": np.zeros(()),
-        "magnitude": np.zeros(()),
-        "weight": np.zeros(()),
-    }
+    return {"sums": np.zeros(start(n, direction)["sums"].shape[1]), "weight": np.zeros(()), "numbers": np.zeros(())}
 
 
 def coefficients(averages: Mapping[str, Any]) -> Float[Array, "n"]:
@@ -156,129 +181,132 @@ def statistics(
     # The event axes are the last ones, so that the weight broadcasts from the batch axes.
     stacked = xp.where(counts[(..., *(None,) * q.event_axes)], stacked, xp.zeros_like(stacked))
     flat = xp.reshape(stacked, (stacked.shape[0], -1))
-    g0 = stacked[:1]
     controls = xp.reshape(matrix_product(candidates, flat[1:]), (candidates.shape[0], *stacked.shape[1:]))
-    own, with_g0, square = (_per_element(q, weight, a, b) for a, b in ((g0, g0), (controls, g0), (controls, controls)))
-    magnitude = xp.astype(parts.magnitude(), dtype) * (amplitude**2 / size)
+    own = _per_element(q, weight, stacked[:1], stacked[:1])
+    with_g0, square = _per_element(q, weight, controls, stacked[:1]), _per_element(q, weight, controls, controls)
+    magnitude = xp.astype(parts.magnitude(names), dtype) * (amplitude**2 / size)
     scaled = xp.reshape(q.scale(xp.sqrt(weight), stacked), flat.shape)
-    weight_squared = weight**2
-    return {
-        "products": matrix_product(scaled, scaled.T),
-        "judged": _sum(xp, weight, xp.stack([with_g0, square])),
-        "judged_squares": _sum(xp, weight_squared, xp.stack([with_g0**2, with_g0 * square, square**2])),
-        "own_squares": _sum(xp, weight_squared, own[0] ** 2),
-        "magnitude": _sum(xp, weight, xp.where(counts, magnitude, xp.zeros_like(magnitude))),
-        "weight": xp.sum(weight),
-    }
+    linear = xp.concat([xp.where(counts, magnitude, xp.zeros_like(magnitude)), with_g0, square])
+    squared = xp.concat([own**2, with_g0**2, with_g0 * square, square**2])
+    total = xp.sum(weight)
+    products = xp.reshape(matrix_product(scaled, scaled.T), (-1,))
+    sums = xp.concat([products, _sum(xp, weight, linear), _sum(xp, weight**2, squared)])
+    return {"sums": sums, "weight": total, "numbers": size * total}
 
 
-def advance(averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
-    """Move the running averages by one step; a step without weight or with numbers that are not finite is skipped."""
-    xp = namespace(averages["moments"])
-    weight, products = statistics["weight"], statistics["products"]
+def advance(
+    averages: Mapping[str, Any], statistics: Mapping[str, Any], direction: Direction | None = None
+) -> dict[str, Any]:
+    """Move the running averages by one step; a step without weight or with numbers that are not finite is skipped.
+
+    Args:
+        averages: the running averages that the statistics were made with.
+        statistics: the sums over all batch elements of the step.
+        direction: the direction u that `start` was called with.
+    """
+    sums, raw, weight = averages["sums"], statistics["sums"], statistics["weight"]
+    xp, n = namespace(sums), averages["coefficients"].shape[0]
     one, zero = xp.ones_like(weight), xp.zeros_like(weight)
-    known = averages["steps"][1] > 0
-    own = products[0, 0] / xp.where(weight > 0, weight, one)
-    measured = (weight > 0) & xp.isfinite(own) & (own > 0)
+    weighted, steps = weight > 0, averages["steps"][-1]
+    known, safe_weight = steps > 0, xp.where(weighted, weight, one)
+
+    # The squares of the parts: every (n + 2)-th product is on the diagonal.
+    squares = raw[: (1 + n) ** 2 : n + 2] / safe_weight
+    earlier = sums[-1, : (1 + n) ** 2 : n + 2] / xp.where(known, steps, one)
+    own, size, earlier_size = squares[0], xp.sum(squares), xp.sum(earlier)
+    measured = weighted & xp.isfinite(own) & (own > 0)
+    present = weighted & xp.isfinite(size) & (size > 0)
     log_own = xp.log(xp.where(measured, own, one))
-    before = averages["log_excess"]
-    lasting = xp.where(log_own < before, log_own, before)
-    moved_by = xp.where(lasting > JUMP, lasting, SCALE_RATE * log_own)
-    moved_by = xp.where(known, moved_by, log_own)
-    moved_by = xp.where(measured, moved_by, zero)
+    excess = xp.log(xp.where(present & known, size / (earlier_size + TINY), one))
+    lasting = xp.where(excess < averages["log_excess"], excess, averages["log_excess"])
+    jumped = lasting > JUMP
+    jump = xp.where(jumped, lasting, zero)
+    plausible = (excess <= JUMP) | jumped
+    moved_by = xp.where(known, jump + xp.where(jumped, zero, SCALE_RATE * log_own), log_own)
     scale = {
-        "log_scale": averages["log_scale"] + moved_by,
-        "log_excess": xp.where(measured, log_own, before) - moved_by,
+        "log_scale": averages["log_scale"] + xp.where(measured & plausible | jumped, moved_by, zero),
+        "log_excess": xp.where(present, excess - jump, averages["log_excess"]),
     }
 
-    finite = [xp.all(xp.isfinite(value)) for value in statistics.values()]
-    usable = (weight > 0) & xp.all(xp.stack(finite)) & (known | measured) & (_trace(products) > 0)
+    usable = present & plausible & (known | measured) & xp.all(xp.isfinite(raw))
     # The first step is its own unit; later ones come in units of the steps before them.
-    unit = xp.where(known | ~measured, one, 1 / xp.where(measured, own, one))
-    counted, number = averages["steps"][0], averages["steps"][1]
-    typical = xp.where(counted > 0, counted / xp.where(number > 0, number, one), own * unit)
-    excess = own * unit / xp.where(typical > 0, LARGEST * typical, one)
-    factor = unit / xp.where(weight > 0, weight, one) / xp.where(excess > 1, excess, one)
-    factor = xp.where(usable, factor, zero)
-    step = {
-        name: xp.where(usable, value, xp.zeros_like(value)) * (factor**2 if name.endswith("squares") else factor)
-        for name, value in statistics.items()
-        if name != "weight"
-    }
-    moved = _move(averages, step) | scale
-    moved["coefficients"], moved["candidates"] = _solve(averages, moved)
+    unit = xp.where(known, xp.exp(-jump), 1 / xp.where(measured, own, one))
+    too_large = xp.where(known, own * unit / (LARGEST * earlier[0] + TINY), zero)
+    factor = unit / safe_weight / xp.where(too_large > 1, too_large, one)
+    linear = xp.where(usable, raw, xp.zeros_like(raw)) * factor
+    of_squares = 1 + 3 * averages["candidates"].shape[0]
+    # The squares of the first step may have been rounded to 0; it counts as one element.
+    first = xp.asarray(np.eye(1, of_squares)[0], dtype=sums.dtype, device=device(sums))
+    squared = xp.where(known, linear[-of_squares:] * factor, first)
+    step = xp.concat([linear[:-of_squares], squared])
+    decay = xp.asarray(np.asarray(MEMORIES), dtype=sums.dtype, device=device(sums))
+    moved = {"sums": decay[:, None] * sums + step, "steps": decay * averages["steps"] + one}
+    candidates, number = averages["candidates"], statistics["numbers"] / safe_weight
+    moved["coefficients"], moved["candidates"] = _choose(candidates, moved["sums"], number, direction)
     sane = usable & xp.all(xp.isfinite(moved["candidates"])) & xp.all(xp.isfinite(moved["coefficients"]))
-    result = {name: xp.where(sane, moved[name], value) for name, value in averages.items()}
-    return result | scale
+    return {name: xp.where(sane, value, averages[name]) for name, value in moved.items()} | scale
 
 
-def _move(averages: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the normalised statistics of a step to the decayed sums."""
-    xp = namespace(averages["moments"])
-    own = step["products"][0, 0]
+def _choose(
+    judged: Float[Array, "j n"], sums: Float[Array, "m s"], numbers: Float[Array, ""], direction: Direction | None
+) -> tuple[Float[Array, "n"], Float[Array, "j n"]]:
+    """Return the coefficients and the new candidates, from the judgement of the former candidates."""
+    xp, (count, n), memories = namespace(sums), judged.shape, len(MEMORIES)
+    now = _split(sums, n, count)
+    own, squares = now.products[:, 0, :1], now.judged_squares
+    elements = own**2 / (now.own_square + TINY)
+    with_g0, square = now.judged[:, 0], now.judged[:, 1]
+    slope = xp.clip(-with_g0 / (square + TINY), 0, None)
+    left_over = xp.clip(1 + slope * with_g0 / (own + TINY), 0, 1)
+    scatter = xp.clip(squares[:, 0] + slope * (2 * squares[:, 1] + slope * squares[:, 2]), 0, None)
+    # The factor fits one element exactly, so an element of the mean size is added; few elements underestimate the rest.
+    scatter = scatter + (with_g0 / (elements + TINY)) ** 2
+    error = xp.sqrt(scatter) / (square + TINY) * (1 + 1 / xp.clip(elements - 1, 1e-6, None))
 
-    def decays(values: Any, axes: int) -> Any:
-        like = averages["moments"]
-        array = xp.asarray(np.asarray(values), dtype=like.dtype, device=device(like))
-        return xp.reshape(array, (-1, *(1,) * axes))
+    # An element that was not seen yet may have nothing of the cancellation that the coefficients rely on.
+    sizes = xp.reshape(judged, (memories, -1, n)) ** 2 * now.magnitude[:, None, :]
+    unseen = xp.reshape(xp.sum(sizes, axis=-1) / (own + TINY), (-1,))
+    caution = own / (elements + TINY) * (left_over + UNSEEN * unseen)
+    factor = xp.clip(-with_g0 / (square + caution + TINY) - LOWER * error, 0, 1)
+    gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
-    memory = np.repeat(MEMORIES, len(RIDGES))
-    return {
-        "moments": decays(memory, 2) * averages["moments"] + step["products"],
-        "own_squares": decays(memory**2, 0) * averages["own_squares"] + step["own_squares"],
-        "magnitude": decays(memory, 0) * averages["magnitude"] + step["magnitude"],
-        "judged": decays(JUDGES, 2) * averages["judged"] + step["judged"],
-        "judged_squares": decays(np.square(JUDGES), 2) * averages["judged_squares"] + step["judged_squares"],
-        "judged_own": xp.stack([decays(JUDGES, 0), decays(np.square(JUDGES), 0)], axis=-1) * averages["judged_own"]
-        + xp.stack([own, step["own_squares"]]),
-        "steps": 0.99 * averages["steps"] + xp.stack([own, xp.ones_like(own)]),
-    }
+    of_all = np.tile(_solves_all(n, direction), memories).astype(float)
+    penalty = xp.asarray(PRIOR * of_all, dtype=sums.dtype, device=device(sums)) * (1 + n / (numbers + TINY))
+    support = gain * elements - penalty
+    highest = xp.clip(xp.max(support), 0, None)
+    share = xp.where(gain > 0, xp.exp(support - highest), xp.zeros_like(gain))
+    share = xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
 
-
-def _solve(averages: Mapping[str, Any], moved: Mapping[str, Any]) -> tuple[Float[Array, "n"], Float[Array, "j n"]]:
-    """Return the coefficients and the new candidates; `averages` holds the candidates that were judged."""
-    xp, n = namespace(moved["moments"]), averages["coefficients"].shape[0]
-    with_g0, square = moved["judged"][:, 0], moved["judged"][:, 1]
-    own = moved["judged_own"][:, :1]
-    elements = _ratio(own**2, moved["judged_own"][:, 1:])
-    factor = xp.clip(-_ratio(with_g0, square), 0, None)
-    left_over = xp.where(own > 0, xp.clip(1 + _ratio(factor * (2 * with_g0 + factor * square), own), 0, 1), 1 + 0 * own)
-    squares = moved["judged_squares"]
-    scatter = squares[:, 0] + factor * (2 * squares[:, 1] + factor * squares[:, 2])
-    # The factor fits one element exactly, so an element of the mean size is added to the scatter.
-    scatter = xp.clip(scatter, 0, None) + _ratio(with_g0, elements) ** 2
-    few = 1 + SMALL_SAMPLE / xp.clip(elements - 1, 1e-6, None)
-    error = _ratio(xp.sqrt(scatter), square) * few
-
-    # One element that was not seen yet may have nothing of the cancellation that the coefficients rely on.
-    mean_own = averages["moments"][:, 0, 0]
-    unseen = _ratio(xp.sum(averages["candidates"] ** 2, axis=-1) * averages["magnitude"], mean_own)
-    caution = _ratio(own, elements) * (left_over + UNSEEN * unseen)
-    remembered = xp.max(_ratio(square, own)[-LONG:], axis=0) / 2 * own
-    square_or_more = xp.where(remembered > square, remembered, square)
-    lower = -_ratio(with_g0, square_or_more + caution) - LOWER * error
-    upper = -_ratio(with_g0, square) + UPPER * error
-    highest = xp.max(lower, axis=0)
-    chosen = xp.astype(lower == highest, lower.dtype)
-    chosen = chosen / xp.sum(chosen, axis=0)
-    upper = xp.min(upper, axis=0)
-    factor = xp.clip(xp.where(upper < highest, upper, highest), 0, 1)
-    gain = -xp.sum(chosen * _ratio(factor * (2 * with_g0 + factor * square), own), axis=0)
-    elements_chosen = xp.sum(chosen * elements, axis=0)
-
-    support = gain * elements_chosen * SHARPNESS
-    share = xp.exp(support - xp.max(support)) * xp.astype(gain > 0, gain.dtype)
-    share = factor * _ratio(share, xp.sum(share))
-
-    in_memory = _ratio(moved["moments"][:, 0, 0] ** 2, moved["own_squares"])
-    few_left = xp.sum(chosen * left_over, axis=0) + n * _ratio(xp.ones_like(gain), elements_chosen)
-    few_left = xp.where(elements_chosen > 0, xp.clip(few_left, 0, 1), xp.ones_like(gain))
-    kappa = xp.asarray(np.tile(RIDGES, len(MEMORIES)), dtype=gain.dtype, device=device(gain))
-    ridge = n * kappa * few_left / xp.where(in_memory > 0, in_memory, xp.ones_like(gain))
-    least = max(LEAST_RIDGE, 10 * float(xp.finfo(gain.dtype).eps))
-    candidates = least_variance(moved["moments"], xp.clip(ridge, least, None), MAGNITUDE_SHARE * moved["magnitude"])
-    candidates = xp.where(in_memory[:, None] > 0, candidates, xp.zeros_like(candidates))
+    unexplained = xp.clip(left_over[-1] + n / (elements[-1] + TINY), 0, 1)
+    ridge = xp.reshape(unexplained, (memories, -1)) / (elements + TINY)
+    candidates = xp.reshape(_solve(now, ridge, direction), (count, n))
     return xp.sum(share[:, None] * candidates, axis=0), candidates
+
+
+def _solve(now: _Sums, ridge: Float[Array, "m v"], direction: Direction | None) -> Float[Array, "m v n"]:
+    """Return the solutions of every memory: the multiple of the direction, then all coefficients."""
+    xp, n = namespace(ridge), now.magnitude.shape[-1]
+    least = max(LEAST_RIDGE, 10 * float(xp.finfo(ridge.dtype).eps))
+    solutions = []
+    for variant, of_all in enumerate(_solves_all(n, direction)):
+        if of_all:
+            of_ridge = xp.clip(RIDGE_OF_ALL * n * ridge[:, variant], least, None)
+            magnitude = MAGNITUDE_SHARE * xp.sum(now.magnitude, axis=-1) / n
+            solutions.append(least_variance(now.products, of_ridge, magnitude))
+            continue
+        u = xp.asarray(np.asarray((1.0,) if direction is None else direction), dtype=ridge.dtype, device=device(ridge))
+        square = xp.sum((now.products[:, 1:, 1:] @ u) * u, axis=-1)
+        of_ridge = xp.clip(RIDGE_OF_ONE * ridge[:, variant], least, None) * (square + now.magnitude @ u**2)
+        multiple = -(now.products[:, 1:, 0] @ u) / (xp.clip(square, 0, None) + of_ridge + TINY)
+        solutions.append(multiple[:, None] * u)
+    return xp.stack(solutions, axis=1)
+
+
+def _solves_all(n: int, direction: Direction | None) -> tuple[bool, ...]:
+    """Return, for every candidate of a memory, whether it is a solution for all coefficients."""
+    if n == 1:
+        return (False,)
+    return (True,) if direction is None else (False, True)
 
 
 def least_variance(
@@ -316,22 +344,9 @@ def _per_element(q: Distribution, weight: Array, a: Array, b: Array) -> Float[Ar
     return q.xp.sum(products, axis=tuple(range(1, 1 + extra))) if extra else products
 
 
-def _sum(xp: Any, weight: Float[Array, "*batch"], values: Float[Array, "*leading_batch"]) -> Float[Array, "*leading"]:
-    """Return the weighted sum over the batch axes."""
-    return xp.sum(weight * values, axis=tuple(range(values.ndim - weight.ndim, values.ndim)))
-
-
-def _ratio(numerator: Array, denominator: Array) -> Array:
-    """Return the quotient, or 0 where the denominator is 0."""
-    xp = namespace(denominator)
-    positive = denominator > 0
-    quotient = numerator / xp.where(positive, denominator, xp.ones_like(denominator))
-    return xp.where(positive, quotient, xp.zeros_like(quotient))
-
-
-def _trace(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
-    xp = namespace(matrix)
-    return xp.sum(xp.linalg.diagonal(matrix))
+def _sum(xp: Any, weight: Float[Array, "*batch"], values: Float[Array, "j *batch"]) -> Float[Array, "j"]:
+    """Return the weighted sums over the batch axes."""
+    return xp.sum(weight * values, axis=tuple(range(1, values.ndim)))
 
 
 def _step(q: Distribution) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from doublecv.arrays import Array
 from doublecv.distributions import Distribution
-from doublecv.estimators.averages import mean_over_samples, score_magnitude
+from doublecv.estimators.averages import correction_magnitude, mean_over_samples, score_magnitude
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -38,8 +38,8 @@ class Parts(ABC):
         r"""Return the inner product of the cotangent with every :math:`h_i`."""
 
     @abstractmethod
-    def magnitude(self) -> Float[Array, "*batch"]:
-        r"""Return the square of the size that the terms of h have before they cancel.
+    def magnitude(self, names: Iterable[str]) -> Float[Array, "n *batch"]:
+        r"""Return, for every named :math:`h_i`, the square of the size that its terms have before they cancel.
 
         Where h is a sum of terms of opposite sign it can be small, or a rounding error, in all batch elements that were
         seen and as large as its terms in the next. A solution for the coefficients that knows the size of the terms
@@ -65,7 +65,7 @@ class Vectors(Parts):
     Attributes:
         g0: the part without a coefficient.
         h: the other parts.
-        size: the magnitude; None for 0, where the terms do not cancel.
+        size: the magnitude of each h; None for 0, where the terms do not cancel.
     """
 
     g0: Float[Array, "*logits"]
@@ -84,9 +84,10 @@ class Vectors(Parts):
         r"""Return the inner product of the cotangent with every :math:`h_i`."""
         return {name: self.q.xp.sum(cotangent * part) for name, part in self.h.items()}
 
-    def magnitude(self) -> Float[Array, "*batch"]:
-        """Return the square of the size that the terms of h have before they cancel."""
-        return self.q.xp.zeros_like(self.q.dot(self.g0, self.g0)) if self.size is None else self.size
+    def magnitude(self, names: Iterable[str]) -> Float[Array, "n *batch"]:
+        """Return the square of the size that the terms of h have before they cancel, the same for all names."""
+        size = self.q.xp.zeros_like(self.q.dot(self.g0, self.g0)) if self.size is None else self.size
+        return self.q.xp.stack([size for _ in names])
 
     def subsample(self, step: int) -> Self:
         """Return the parts of every `step`-th batch element."""
@@ -134,10 +135,13 @@ class WeightedScores(Parts):
         derivatives = {name: xp.sum(weight * along_scores) for name, weight in self.weights.items()}
         return derivatives | {name: derivatives[name] - xp.sum(cotangent * r) for name, r in self.corrections.items()}
 
-    def magnitude(self) -> Float[Array, "*batch"]:
-        r"""Return the mean over the parts i of :math:`\frac{1}{K^2} \sum_k w_{ik}^2 \, s(x_k)^T s(x_k)`."""
-        squares = sum(weight**2 for weight in self.weights.values()) / len(self.weights)
-        return score_magnitude(self.q, self.score, self.q.xp.sqrt(squares))
+    def magnitude(self, names: Iterable[str]) -> Float[Array, "n *batch"]:
+        r"""Return :math:`\frac{1}{K^2} \sum_k w_{ik}^2 \, s(x_k)^T s(x_k) + r_i^T r_i` for every name i."""
+        q, names = self.q, tuple(names)
+        size = score_magnitude(q, self.score, q.xp.stack([self.weights[name] for name in names]))
+        none = q.xp.zeros_like(size[0])
+        of_corrections = {name: correction_magnitude(q, r) for name, r in self.corrections.items()}
+        return size + q.xp.stack([of_corrections.get(name, none) for name in names])
 
     def subsample(self, step: int) -> Self:
         """Return the parts of every `step`-th batch element."""

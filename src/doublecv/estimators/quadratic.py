@@ -69,6 +69,13 @@ class QuadraticDoubleCV(LinearEstimator):
         names = NAMES if self.samples == 2 else (*NAMES, *NAMES_OF_OTHERS)
         return Needs(gradient=True, minimum_samples=2, path=True, coefficients=names)
 
+    @property
+    def direction(self) -> tuple[float, ...]:
+        """Return the coefficients of Double CV with alpha = 1."""
+        K = self.samples
+        of_double_cv = {"current": 1.0, "crossed": -1 / (K - 1), "others": -(K - 2) / (K - 1)}
+        return tuple(of_double_cv.get(name, 0.0) for name in self.needs.coefficients)
+
     def parts(self, q: Distribution, evaluation: Evaluation) -> WeightedScores:
         r"""Return :math:`g_0`, which is RLOO, and the control variate of each coefficient."""
         xp, f, G, score = q.xp, evaluation.f, evaluation.df, q.score(evaluation.x)

@@ -260,5 +260,6 @@ class ConcreteDoubleCV(LinearEstimator, RelaxedEstimator):
             return score_gradient(q, evaluation.x, values - leave_one_out(values))
 
         b = _conditional_control(evaluation)
-        h = rloo(b) - _reparameterized_gradient(evaluation)
-        return Vectors(q, rloo(evaluation.f), {"alpha": h}, score_magnitude(q, q.score(evaluation.x), b))
+        c = _reparameterized_gradient(evaluation)
+        size = score_magnitude(q, q.score(evaluation.x), b, c)
+        return Vectors(q, rloo(evaluation.f), {"alpha": rloo(b) - c}, size)

@@ -214,8 +214,9 @@ def _judged_parts(q: Distribution, evaluation: Evaluation, fit: _Fit) -> Vectors
     def rloo(values: Float[Array, "K *batch"]) -> Float[Array, "*batch D"]:
         return score_gradient(q, x, values if x.shape[0] == 1 else values - leave_one_out(values))
 
-    h = q.covariance_product(fit.slope) - rloo(fit.r)
-    return Vectors(q, rloo(evaluation.f), {"factor": h}, score_magnitude(q, q.score(x), fit.r))
+    exact = q.covariance_product(fit.slope)
+    size = score_magnitude(q, q.score(x), fit.r, exact)
+    return Vectors(q, rloo(evaluation.f), {"factor": exact - rloo(fit.r)}, size)
 
 
 class _Fit(NamedTuple):

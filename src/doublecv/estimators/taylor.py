@@ -127,7 +127,7 @@ class DoubleCV(LinearEstimator):
             b = q.dot(self.coupling.mean_of_independent(evaluation.df), score)
             c = dot_correction(q, evaluation.df)
         h = self.coupling.estimate(q, x, b) - c
-        return Vectors(q, self.coupling.estimate(q, x, evaluation.f), {"alpha": h}, score_magnitude(q, score, b))
+        return Vectors(q, self.coupling.estimate(q, x, evaluation.f), {"alpha": h}, score_magnitude(q, score, b, c))
 
 
 @final
@@ -168,7 +168,8 @@ class HalfDoubleCV(LinearEstimator):
         x, f = evaluation.x, evaluation.f
         b = q.dot(leave_one_out(evaluation.df), q.score(x))
         if self.keep == "current":
-            h = score_gradient(q, x, b) - dot_correction(q, evaluation.df)
+            c = dot_correction(q, evaluation.df)
+            h, size = score_gradient(q, x, b) - c, score_magnitude(q, q.score(x), b, c)
         else:
-            h = -score_gradient(q, x, leave_one_out(b))
-        return Vectors(q, score_gradient(q, x, f - leave_one_out(f)), {"alpha": h}, score_magnitude(q, q.score(x), b))
+            h, size = -score_gradient(q, x, leave_one_out(b)), score_magnitude(q, q.score(x), b)
+        return Vectors(q, score_gradient(q, x, f - leave_one_out(f)), {"alpha": h}, size)
