@@ -27,6 +27,7 @@ PARTS = "tests/estimators/test_parts.py"
 CONCRETE = "tests/estimators/test_concrete.py tests/estimators/test_rebar.py"
 RELAX = "tests/estimators/test_relax.py"
 STEIN = "tests/estimators/test_stein.py tests/estimators/test_rodeo.py"
+MOMENTS = "tests/estimators/test_moments.py"
 SURROGATE = "tests/estimators/test_surrogate.py"
 PATHS = "tests/test_paths.py"
 BOUND = "tests/estimators/test_bound.py"
@@ -119,12 +120,15 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/taylor.py",
-        "h = score_gradient(q, x, b) - dot_correction",
-        "h = score_gradient(q, x, b) + dot_correction",
+        "h, size = score_gradient(q, x, b) - c,",
+        "h, size = score_gradient(q, x, b) + c,",
         BATTERY,
     ),
     Mutant(
-        "estimators/taylor.py", "h = -score_gradient(q, x, leave_one_out(b))", "h = -score_gradient(q, x, b)", BATTERY
+        "estimators/taylor.py",
+        "h, size = -score_gradient(q, x, leave_one_out(b))",
+        "h, size = -score_gradient(q, x, b)",
+        BATTERY,
     ),
     # The quadratic form.
     Mutant("estimators/quadratic.py", "Q = (P**2 - compensator) * inverse", "Q = P**2 * inverse", BATTERY),
@@ -217,23 +221,20 @@ MUTANTS = [
     Mutant("estimators/moments.py", "return -scale * xp.linalg.solve", "return scale * xp.linalg.solve", PARTS),
     Mutant(
         "estimators/moments.py",
-        "lasting = xp.where(log_own < before, log_own, before)",
-        "lasting = xp.where(log_own > before, log_own, before)",
-        PARTS,
+        'lasting = xp.where(excess < averages["log_excess"]',
+        'lasting = xp.where(excess > averages["log_excess"]',
+        MOMENTS,
     ),
-    Mutant("estimators/moments.py", "usable = (weight > 0) & xp.all(xp.stack(finite))", "usable = (weight > 0)", PARTS),
-    Mutant(
-        "estimators/moments.py",
-        '(factor**2 if name.endswith("squares") else factor)',
-        "factor",
-        PARTS,
-    ),
-    Mutant(
-        "estimators/moments.py",
-        "q.scale(xp.sqrt(weight), stacked)",
-        "q.scale(weight, stacked)",
-        PARTS,
-    ),
+    Mutant("estimators/moments.py", "(known | measured) & xp.all(xp.isfinite(raw))", "(known | measured)", MOMENTS),
+    Mutant("estimators/moments.py", "linear[-of_squares:] * factor, first", "linear[-of_squares:], first", MOMENTS),
+    Mutant("estimators/moments.py", "q.scale(xp.sqrt(weight), stacked)", "q.scale(weight, stacked)", MOMENTS),
+    Mutant("estimators/moments.py", "_sum(xp, weight**2, squared)", "_sum(xp, weight, squared)", MOMENTS),
+    Mutant("estimators/moments.py", "plausible = (excess <= JUMP) | jumped", "plausible = excess == excess", MOMENTS),
+    Mutant("estimators/moments.py", "support = gain * elements - penalty", "support = gain * elements", MOMENTS),
+    Mutant("estimators/moments.py", "- LOWER * error, 0, 1)", "+ LOWER * error, 0, 1)", MOMENTS),
+    Mutant("estimators/moments.py", "xp.sum(share) + xp.exp(-highest)", "xp.sum(share) + TINY", MOMENTS),
+    Mutant("estimators/quadratic.py", '"crossed": -1 / (K - 1)', '"crossed": 1 / (K - 1)', MOMENTS),
+    Mutant("estimators/parts.py", "return size + q.xp.stack(", "return size + 0 * q.xp.stack(", MOMENTS),
     # Couplings.
     Mutant(
         "estimators/couplings.py",
@@ -294,8 +295,8 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/surrogate.py",
-        "h = q.covariance_product(fit.slope) - rloo(fit.r)",
-        "h = q.covariance_product(fit.slope) + rloo(fit.r)",
+        "exact - rloo(fit.r)",
+        "exact + rloo(fit.r)",
         SURROGATE,
     ),
     Mutant("estimators/surrogate.py", "slope + across - diagonal * score)", "slope + across)", SURROGATE),

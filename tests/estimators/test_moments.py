@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import doublecv as dcv
-from doublecv.estimators import Evaluation, Learned, moments
+from doublecv.estimators import Evaluation, Learned, fixed_coefficients, moments
 from doublecv.exact import enumerate_outcomes, exact_gradient, exact_moments
 
 ESTIMATORS = [
@@ -167,6 +167,122 @@ def test_one_outlier_or_a_jump_of_the_scale_does_not_hurt(samples, factor):
     assert max(ratios) <= 1.1
     assert ratios[6] < 0.9
     assert ratios[-1] < 0.9
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_an_f_of_any_scale_is_learned_in_single_precision(scale):
+    f, df = network(5)
+    q, estimator = dcv.Bernoulli(logits=np.zeros((4, 5), np.float32)), dcv.QuadraticDoubleCV(samples=2)
+    wanted, found = (
+        run(estimator, q, f, df, 30, lambda step, factor=factor: factor)[-1].averages["coefficients"]
+        for factor in (1.0, scale)
+    )
+    assert np.max(np.abs(wanted)) > 0.05
+    np.testing.assert_allclose(found, wanted, rtol=0.1, atol=0.01)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_a_constant_f_changes_nothing(estimator):
+    q = dcv.Bernoulli(logits=np.zeros((2, 3)))
+    states = run(estimator, q, lambda x: np.full(x.shape[:-1], 3.0), np.zeros_like, 3)
+    for name, value in states[0].averages.items():
+        np.testing.assert_array_equal(states[-1].averages[name], value)
+
+
+def test_one_outlier_changes_no_coefficient_and_a_jump_does():
+    f, df = network(4, seed=1)
+    q, estimator = dcv.Bernoulli(logits=np.array([0.5, -0.5, 1.0, 0.0])), dcv.QuadraticDoubleCV(samples=2)
+    outlier = run(estimator, q, f, df, 42, lambda step: 1e6 if step == 40 else 1.0)
+    np.testing.assert_array_equal(outlier[41].averages["coefficients"], outlier[40].averages["coefficients"])
+    assert np.any(outlier[42].averages["coefficients"] != outlier[41].averages["coefficients"])
+    assert np.abs(outlier[42].averages["log_scale"] - outlier[40].averages["log_scale"]) < 1
+    jump = run(estimator, q, f, df, 43, lambda step: 1e6 if step >= 40 else 1.0)
+    assert jump[43].averages["log_scale"] - jump[40].averages["log_scale"] > 20
+    assert np.any(jump[43].averages["coefficients"] != jump[41].averages["coefficients"])
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_outcome_that_becomes_rare_does_no_harm(samples, seed):
+    """One variable whose logit drifts: both samples 1 is rare, and there the control variates are large."""
+    estimator, rng = dcv.QuadraticDoubleCV(samples=samples), np.random.default_rng(seed)
+    f, df = (lambda x: np.exp(4 * x.sum(-1) - 2)), (lambda x: 4 * np.exp(4 * x - 2))
+    learned, ratios = estimator.init(), []
+    for step in range(150):
+        q = dcv.Bernoulli(logits=np.array([-0.02 * step]))
+        if step % 10 == 0:
+            ratios.append(exact_ratio(estimator, q, f, df, learned))
+        applied = estimator.apply(q, draw(estimator, q, f, df, rng), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    assert max(ratios) <= 1.1
+
+
+def test_small_differences_of_f_beside_large_gradients_are_learned_without_a_batch():
+    """The toy problem, in which f changes a thousand times less than its gradient says."""
+    estimator, rng, variables = dcv.QuadraticDoubleCV(samples=2), np.random.default_rng(0), 200
+    f, df = (lambda x: np.mean((x - 0.499) ** 2, axis=-1)), (lambda x: 2 * (x - 0.499) / variables)
+    learned = cast(estimator.init(), np.float32)
+    for step in range(400):
+        q = dcv.Bernoulli(logits=np.full(variables, 0.01 * step, np.float32))
+        applied = estimator.apply(q, draw(estimator, q, f, df, rng), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    many = dcv.Bernoulli(logits=np.broadcast_to(q.logits, (200, variables)))
+    evaluation = draw(estimator, many, f, df, rng)
+    own, rloo = (
+        np.sum(np.var(made.astype(float), axis=0))
+        for made in (
+            estimator.apply(many, evaluation, learned).gradient,
+            dcv.RLOO(samples=2).apply(many, evaluation).gradient,
+        )
+    )
+    assert own < 0.2 * rloo
+
+
+def test_many_samples_do_no_harm():
+    estimator, rng = dcv.QuadraticDoubleCV(samples=64), np.random.default_rng(0)
+    f, df = network(3)
+    q = dcv.Bernoulli(logits=np.zeros(3, np.float32))
+    learned = run(estimator, q, f, df, 60)[-1]
+    many = dcv.Bernoulli(logits=np.zeros((300, 3), np.float32))
+    evaluation = draw(estimator, many, f, df, rng)
+    own = estimator.apply(many, evaluation, learned).gradient
+    rloo = dcv.RLOO(samples=64).apply(many, evaluation).gradient
+    assert np.sum(np.var(own, axis=0)) < 0.9 * np.sum(np.var(rloo, axis=0))
+
+
+@pytest.mark.parametrize("samples", [2, 3, 4])
+def test_the_direction_of_the_quadratic_form_is_double_cv(samples):
+    f, df = network(4)
+    q, quadratic, double_cv = (
+        dcv.Bernoulli(logits=np.array([0.5, -0.5, 1.0, 0.0])),
+        dcv.QuadraticDoubleCV(samples=samples),
+        dcv.DoubleCV(samples=samples),
+    )
+    evaluation = draw(quadratic, q, f, df, np.random.default_rng(0))
+    names = quadratic.needs.coefficients
+    along = fixed_coefficients({name: -0.7 * u for name, u in zip(names, quadratic.direction, strict=True)})
+    np.testing.assert_allclose(
+        quadratic.apply(q, evaluation, along).gradient,
+        double_cv.apply(q, evaluation, fixed_coefficients({"alpha": -0.7})).gradient,
+        rtol=1e-10,
+    )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_the_magnitude_is_the_size_of_the_terms_before_they_cancel(estimator):
+    """With one variable, all samples 1 and a large logit, the correction is what is left of h."""
+    f, df = network(1)
+    q = dcv.Bernoulli(logits=np.array([5.0]))
+    x = np.ones((estimator.samples, 1))
+    parts, names = estimator.parts(q, Evaluation(x, f(x), df(x))), estimator.needs.coefficients
+    h = parts.stack(names)[1:, 0]
+    magnitude = parts.magnitude(names)
+    assert magnitude.shape == (len(names),)
+    assert magnitude[0] >= h[0] ** 2 > 0
+    weight = df(x)[0, 0] * (1 - q.mean[0])
+    correction = q.mean[0] * weight
+    terms = (weight * (1 - q.mean[0])) ** 2 / estimator.samples
+    np.testing.assert_allclose(magnitude[0], terms + correction**2, rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -59,7 +59,7 @@ def score_magnitude(
     weight: Float[Array, "*n K *batch"],
     correction: Float[Array, "*logits"] | None = None,
 ) -> Float[Array, "*n *batch"]:
-    r"""Return :math:`\frac{1}{K^2} \sum_k w_k^2 \, s(x_k)^T s(x_k) + r^T r`, the size of the terms of a control variate.
+    r"""Return :math:`\frac{1}{K^2} \sum_k w_k^2 \, s(x_k)^T s(x_k) + r^T r`, the size of a control variate's terms.
 
     Args:
         q: the distribution.

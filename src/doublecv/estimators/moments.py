@@ -22,10 +22,11 @@ use earlier steps only, so the estimate stays unbiased.
    :math:`v = \sum_i c_i h_i` for the candidate c, the sums of :math:`v \cdot g_0` and :math:`v \cdot v` in each memory
    give the best factor :math:`t = -E[v \cdot g_0] / E[v \cdot v]` and its standard error. The candidate is used with a
    lower confidence limit of t, clipped to [0, 1].
-4. **A weighted choice.** The coefficients are the average of :math:`t c` over candidates and memories, with weights that
-   grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0, and a
-   solution for all coefficients starts with the weight :math:`\exp(-\lambda (1 + n / D))`: it has to be better than the
-   multiple of u before it is used. Before the first judgement the coefficients are 0, which leaves :math:`g_0`, RLOO.
+4. **A weighted choice.** The coefficients are the average of :math:`t c` over candidates and memories, with weights
+   that grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0,
+   and a solution for all coefficients starts with the weight :math:`\exp(-\lambda (1 + n / D))`, so that it is used
+   only if it is better than the multiple of u. Before the first judgement the coefficients are 0, which leaves
+   :math:`g_0`, RLOO.
 
 Every step is measured in units of the running geometric mean of :math:`g_0 \cdot g_0`, so the scale of f does not
 matter. A step whose parts are thousands of times larger than before is left out if the next one is not so large too.
@@ -63,7 +64,7 @@ MAGNITUDE_SHARE = 2.0
 LOWER = 0.5
 """How many standard errors the confidence limit of t lies below its estimate."""
 
-UNSEEN = 0.5
+UNSEEN = 2.0
 """The number of elements that are assumed in the judgement to have no cancellation at all."""
 
 PRIOR = 3.0
