@@ -165,7 +165,11 @@ def test_a_run_with_other_settings_under_its_name_is_not_mixed(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "wanted a JSON object"), ('{"format": 2}', "has format 2, and this version reads 1"), ("{}", "has format null")],
+    [
+        ("{", "wanted a JSON"),
+        ('{"format": 2}', "has format 2, and this version reads 1"),
+        ("{}", "has format null"),
+    ],
 )
 def test_a_damaged_file_is_one_sentence(content, message, tmp_path):
     (tmp_path / "sweep.json").write_text(content)
