@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
-class Interruption:
-    """Flag that the first SIGINT or SIGTERM sets."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __call__(self) -> bool:
-        """Return whether an interruption was requested."""
-        return self.requested
-
-
 @contextmanager
-def interruption() -> Iterator[Interruption]:
-    """Turn the first SIGINT or SIGTERM into a request; the second one raises `KeyboardInterrupt`."""
-    asked = Interruption()
+def interruption() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether SIGINT or SIGTERM came; a second one raises `KeyboardInterrupt`."""
+    received: list[int] = []
 
     def request(number: int, frame: FrameType | None) -> None:
-        if asked.requested:
+        if received:
             raise KeyboardInterrupt
-        asked.requested = True
+        received.append(number)
 
     before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield lambda: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
