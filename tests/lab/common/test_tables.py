@@ -31,6 +31,17 @@ TABLE = Table(
 )
 
 
+def test_a_table_of_mappings():
+    """A column is numeric if none of its values is a word, and a string is a heading above the next row."""
+    column = Column("b", "key")
+    rows = [{"a": words("x"), column: number(None)}, {"a": words(""), column: number(1)}]
+    table = Table.of("name", "T", "C", ["one", *rows])
+    assert [(column.name, column.numeric) for column in table.columns] == [("a", False), ("key", True)]
+    assert table.sections == {0: "one"}
+    assert [[entry.value for entry in row] for row in table.rows] == [["x", None], ["", 1]]
+    assert Table.of("name", "T", "C", []).rows == ()
+
+
 def hostile(text):
     return Table("name", text, text, (Column(text, numeric=False),), ((words(text),),))
 
