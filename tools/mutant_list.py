@@ -39,8 +39,8 @@ JAX_ERRORS = "tests/jax/test_jax_errors.py -k 'twice or zero'"
 EQUALITY = "tests/torch/test_torch_equality.py"
 TORCH_AUX = "tests/torch/test_torch_aux.py"
 TORCH_ERRORS = "tests/torch/test_torch_errors.py"
-FILES = "tests/lab/test_files.py"
-CHECKPOINT = "tests/lab/vae/test_vae_checkpoint.py"
+FILES = "tests/lab/common/test_files.py"
+CHECKPOINT = "tests/lab/train/test_checkpoint.py"
 
 MUTANTS = [
     # Distributions.

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.diagnostics.meter import mean_variance
 from doublecv.estimators import Learned, fixed_coefficients, make
@@ -13,6 +12,7 @@ from doublecv.lab.train.step import make_model
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.objective import elbo
 from doublecv.lab.variance.measure import measure_gradient
+from tiny_images import tiny_dataset, tiny_settings
 
 SETTINGS = tiny_settings(likelihood="gaussian")
 MODEL = jax.tree.map(lambda leaf: 2 * leaf + 0.1, make_model(SETTINGS, 6, jax.random.key(0)))

@@ -13,12 +13,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.lab.cli import main
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.records import LineReader
 from doublecv.lab.train.loop import run
+from tiny_images import tiny_dataset, tiny_settings
 
 LENGTHS = ["--steps", "80", "--record-every", "4", "--evaluate-every", "40", "--checkpoint-every", "40"]
 RUN = [*LENGTHS, "--network", "linear", "--latents", "5", "--batch", "20", "--bound-samples", "3"]
@@ -165,7 +165,7 @@ print("exchanged", exchanged(estimator="rloo", network="nonlinear"))
 
 
 def test_devices_compute_what_one_computes_and_exchange_sums_alone(environment):
-    done = finished([sys.executable, "-c", PROGRAM, str(Path(__file__).parent)], environment)
+    done = finished([sys.executable, "-c", PROGRAM, str(Path(__file__).parents[2])], environment)
     assert done.stdout.count("same") == 2
     # All that goes from device to device are sums over the batch: nothing that is gathered, nothing that is passed on.
     assert done.stdout.endswith("exchanged {'all-reduce'}\n")

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.train.step import make_step
+from tiny_images import tiny_dataset, tiny_settings
 
 
 def trained(settings, chunks, dataset=None, seeds=None):

@@ -6,12 +6,12 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.train.step import loss, make_model, make_step, start_estimator
 from doublecv.lab.vae.batches import observe
+from tiny_images import tiny_dataset, tiny_settings
 
 TRAINABLE = [
     name

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
-from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.lab.cli import main
 from doublecv.lab.common.errors import InputError
@@ -15,6 +14,7 @@ from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
 from doublecv.lab.train.metrics import Metrics
 from doublecv.lab.train.results import NotFinite, table, write_overview
+from tiny_images import tiny_dataset, tiny_settings
 
 SMALL = [
     "train",
