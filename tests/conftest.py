@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import signal
 import sys
 import tempfile
 
@@ -22,6 +23,11 @@ from slow_tests import markers_of
 
 # The suite compiles thousands of small programs and runs each for an instant: compiling them is what takes the time.
 jax.config.update("jax_disable_most_optimizations", True)
+
+# A shell without job control starts its background jobs with SIGINT ignored, and their children inherit that; the tests
+# that interrupt a process need it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MEMORY = 1 << 30
 """Bytes of resident memory above which a worker forgets its compiled programs."""

@@ -259,7 +259,7 @@ def test_both_front_ends_learn_alpha_of_the_concrete_form_alike(x64, learning):
     )
     leaf = torch.tensor(logits, requires_grad=True)
     expectation(f, dcv.Bernoulli(logits=leaf), noise=torch.as_tensor(noise)).mean().backward()
-    np.testing.assert_allclose(leaf.grad, of_logits, rtol=1e-10)
+    np.testing.assert_allclose(leaf.grad, of_logits, rtol=1e-10, atol=1e-15)
     for name, value in of_learned.numbers.items():
         np.testing.assert_allclose(getattr(expectation, name).grad, value, rtol=1e-9, atol=1e-12)
     for name, value in in_jax.update(of_learned, state).learned.averages.items():
