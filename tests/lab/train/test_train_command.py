@@ -163,7 +163,7 @@ def test_absurd_numbers_are_answered_before_anything_is_allocated(arguments, mes
 
 def test_other_settings_in_the_same_folder(several):
     folder, settings, _ = several
-    with pytest.raises(InputError, match="was started with samples 2, not 3; name another folder"):
+    with pytest.raises(InputError, match="was started with --samples 2, got 3; leave it out, or start a new run"):
         run(replace(settings, samples=3), folder, dataset=tiny_dataset())
 
 
