@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import doublecv as dcv
-from doublecv.exact import exact_gradient, support
+from doublecv.exact import support
 from doublecv.lab.toy.problem import ToyProblem
 
 PROBLEM = ToyProblem(target=0.3)
@@ -19,10 +19,6 @@ def q():
 def test_expected_f_is_the_mean_over_all_x(q):
     points, probabilities = support(q)
     np.testing.assert_allclose(PROBLEM.expected_f(q), np.sum(probabilities * PROBLEM.f(points)), rtol=1e-13)
-
-
-def test_gradient_is_that_of_the_mean(q):
-    np.testing.assert_allclose(PROBLEM.gradient(q), exact_gradient(PROBLEM.f, q), rtol=1e-12)
 
 
 def test_f_is_linear_on_binary_points(q):

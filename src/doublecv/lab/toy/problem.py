@@ -55,10 +55,6 @@ class ToyProblem:
         r"""Return :math:`w = (1 - 2 p_0) / D`: :math:`f(x) = E_q f + \sum_i w (x_i - \mu_i)` at every binary x."""
         return (1 - 2 * self.target) / q.event_shape[0]
 
-    def gradient(self, q: Bernoulli) -> Float[Array, "*batch D"]:
-        r"""Return the gradient of E_q f in the logits, :math:`(1 - 2 p_0) / D \; \mu (1 - \mu)`."""
-        return q.covariance_product(self.slope(q) * q.xp.ones_like(q.logits))
-
 
 @dataclass(frozen=True)
 class ToySettings(ProgramSettings):
