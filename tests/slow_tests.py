@@ -35,7 +35,6 @@ LEFT_OUT = (
     Left("tests/test_build.py*", ("slow",), "the package as it is installed for the tests"),
     Left("tests/test_core_fuzz.py*", ("slow",), "the tests of shapes, types and errors, by hand"),
     Left("tests/lab/test_fuzz.py*", ("slow",), "the tests of data files and command lines, by hand"),
-    Left("tests/lab/bench/test_bench.py::test_short_run*", ("slow",), "the timing and the tables of the benchmark"),
     Left("tests/lab/test_demo.py*", ("slow",), "the programs that the demo calls"),
     Left("tests/lab/variance/test_variance_command.py*", ("slow",), "the meter, in tests/diagnostics"),
     Left("tests/lab/bench/test_harm.py*", ("slow",), "the solved coefficients, in tests/estimators/test_moments.py"),

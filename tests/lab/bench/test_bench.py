@@ -2,13 +2,13 @@
 
 import json
 
-import jax
 import pytest
 
 from doublecv import estimators
 from doublecv.diagnostics import timing
 from doublecv.diagnostics.timing import round_times
 from doublecv.estimators import label
+from doublecv.lab.bench import jax as bench_jax
 from doublecv.lab.bench import problem
 from doublecv.lab.bench.command import _chosen, main, measure
 from doublecv.lab.bench.problem import Workload
@@ -104,23 +104,36 @@ def test_every_registered_estimator_is_timed():
 
 
 @pytest.fixture
-def quick_compilation():
-    """Let XLA leave out its optimizations, which take most of the time of such short programs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize(
-    ("torch", "evaluations"), [(False, {"rloo": 2}), (True, {"rloo": 2, "muprop": 3, "relax": 3})], ids=["jax", "torch"]
-)
-def test_short_run(torch, evaluations, tmp_path, capsys, monkeypatch):
+def small(monkeypatch):
+    """Make the networks small, which leaves their compilation."""
     widths = {"BATCH": 4, "PIXELS": 6, "LATENTS": 5, "FEATURES": 3, "GRADIENT_DECODER": (5, 7, 6)}
     for name, value in (widths | {"STEP_ENCODER": (6, 8, 5), "STEP_DECODER": (5, 8, 6)}).items():
         monkeypatch.setattr(problem, name, value)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_floor_multiplies_at_every_call():
+    call = bench_jax.floor(2)
+    for _ in range(2):
+        steps = call()
+        assert len(steps) == problem.STEPS
+        shapes = [[None if product is None else product.shape for product in layer] for layer in steps[0]]
+        assert shapes == [
+            [(4, 8), (6, 8), None],
+            [(4, 5), (8, 5), (4, 8)],
+            [(8, 8), (5, 8), None],
+            [(8, 6), (8, 6), (8, 8)],
+        ]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("torch", "evaluations"), [(False, {"rloo": 2}), (True, {"rloo": 2, "muprop": 3, "relax": 3})], ids=["jax", "torch"]
+)
+def test_short_run(torch, evaluations, tmp_path, capsys):
     out = tmp_path / "results" / "bench.json"
-    main(BenchSettings(torch, tuple(evaluations), samples=(2,), rounds=1, calls=1, threads=1, out=out))
+    names = tuple(evaluations)
+    main(BenchSettings(torch=torch, estimators=names, samples=(2,), rounds=1, calls=1, threads=1, out=out))
     printed = capsys.readouterr().out
     assert ("PyTorch" if torch else "JAX") in printed
     document = json.loads(out.read_text())

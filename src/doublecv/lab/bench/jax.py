@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count, pairwise, repeat
+from itertools import count, pairwise
 from typing import Any
 
 import jax
@@ -83,8 +83,7 @@ def floor(samples: int) -> Callable[[], None]:
 
     encoder = network(problem.STEP_ENCODER, problem.BATCH)
     decoder = network(problem.STEP_DECODER, problem.BATCH * samples)
-    networks = repeat(encoder, STEPS), repeat(decoder, STEPS)
-    return lambda: jax.block_until_ready([*map(multiply, *networks)])  # type: ignore[no-untyped-call]
+    return lambda: jax.block_until_ready([multiply(encoder, decoder) for _ in range(STEPS)])  # type: ignore[no-untyped-call]
 
 
 WORKLOADS = {"gradient": problem.Workload(gradient), "step": problem.Workload(step, floor, STEPS)}

@@ -48,7 +48,8 @@ def encoder_variance(tracker: Tracker, encoder_square: Any, steps: Int[Array, ""
     pairs = zip(jax.tree.leaves(tracker.encoder), jax.tree.leaves(encoder_square), strict=True)
     variances = [square / weight - (mean / weight) ** 2 for mean, square in pairs]
     total = jnp.sum(jnp.stack([jnp.sum(variance) for variance in variances]))
-    return total / sum(variance.size for variance in variances)
+    mean: Array = total / sum(variance.size for variance in variances)
+    return mean
 
 
 def logits_variance(tracker: Tracker, steps: Int[Array, ""]) -> Float[Array, ""]:
