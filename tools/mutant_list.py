@@ -40,6 +40,7 @@ EQUALITY = "tests/torch/test_torch_equality.py"
 TORCH_AUX = "tests/torch/test_torch_aux.py"
 TORCH_ERRORS = "tests/torch/test_torch_errors.py"
 FILES = "tests/lab/common/test_files.py"
+RECORDS = "tests/lab/common/test_records.py"
 CHECKPOINT = "tests/lab/train/test_checkpoint.py"
 
 MUTANTS = [
@@ -380,8 +381,8 @@ MUTANTS = [
     ),
     Mutant(
         "lab/train/checkpoint.py",
-        "        if (given := its_identity.get(name)) != wanted:",
-        "        if (given := its_identity.get(name)) is None:",
+        '        if (given := description["identity"].get(name)) != wanted:',
+        '        if (given := description["identity"].get(name)) is None:',
         CHECKPOINT,
     ),
     Mutant("lab/train/checkpoint.py", "for old in paths(folder)[KEPT:]:", "for old in paths(folder)[1:]:", CHECKPOINT),
@@ -392,10 +393,10 @@ MUTANTS = [
         CHECKPOINT,
     ),
     Mutant(
-        "lab/train/checkpoint.py",
-        "    if (found := _digest(description)) != expected:",
-        '    if (found := _digest(description)) == "":',
-        CHECKPOINT,
+        "lab/common/records.py",
+        "        if given != (computed := _document_checksum(found)):",
+        "        if (computed := _document_checksum(found)) is None:",
+        RECORDS,
     ),
     Mutant("lab/train/checkpoint.py", "array is None or array.shape != leaf.shape or", "array is None or", CHECKPOINT),
     Mutant("lab/train/checkpoint.py", '    if description["step"] != step_of(path):', "    if False:", CHECKPOINT),
