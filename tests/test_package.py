@@ -20,6 +20,18 @@ def run(program, cwd=None):
     return done
 
 
+def without(*packages):
+    """The beginning of a program in which these packages are not installed."""
+    return textwrap.dedent(f"""
+        import sys
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in {packages}:
+                    raise ImportError(name)
+        sys.meta_path.insert(0, Absent())
+    """)
+
+
 def test_import_loads_no_framework():
     loaded = run("""
         import sys, doublecv, doublecv.estimators, doublecv.exact
@@ -30,20 +42,15 @@ def test_import_loads_no_framework():
 
 def test_formulas_run_where_no_framework_is_installed():
     """Only with the base dependencies: exact moments of Double CV on NumPy arrays."""
-    done = run("""
-        import sys
-        class Absent:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] in ("jax", "torch", "scipy"):
-                    raise ImportError(name)
-        sys.meta_path.insert(0, Absent())
+    program = """
         import numpy as np, doublecv as dcv
         q = dcv.Bernoulli(logits=np.array([0.3, -1.0]))
         f, df = lambda x: x.sum(-1) ** 2, lambda x: 2 * x.sum(-1, keepdims=True) + 0 * x
         learned = dcv.estimators.fixed_coefficients({"alpha": -1.0})
         moments = dcv.exact_moments(f, q, dcv.DoubleCV(2), learned, df=df)
         print(np.abs(moments.mean - dcv.exact_gradient(f, q)).max() < 1e-12)
-    """)
+    """
+    done = run(without("jax", "torch", "scipy") + textwrap.dedent(program))
     assert done.stdout == "True\n"
 
 
@@ -79,7 +86,7 @@ def test_a_block_of_the_readme_runs_alone_with_one_framework(number, absent, tmp
     """The autoencoder in JAX, the same in PyTorch, and the recommendation in JAX."""
     blocks = python_blocks("README.md")
     assert len(blocks) == 3
-    run(f"import sys; sys.modules[{absent!r}] = None\n{blocks[number]}", cwd=tmp_path)
+    run(without(absent) + blocks[number], cwd=tmp_path)
 
 
 def test_the_code_of_contributing_runs(tmp_path):
