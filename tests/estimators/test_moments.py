@@ -238,11 +238,11 @@ def test_small_differences_of_f_beside_large_gradients_are_learned_without_a_bat
     assert own < 0.2 * rloo
 
 
-def test_many_samples_do_no_harm():
+def test_many_samples_are_of_use():
     estimator, rng = dcv.QuadraticDoubleCV(samples=64), np.random.default_rng(0)
     f, df = network(3)
-    q = dcv.Bernoulli(logits=np.zeros(3, np.float32))
-    learned = run(estimator, q, f, df, 60)[-1]
+    q = dcv.Bernoulli(logits=np.zeros((50, 3), np.float32))
+    learned = run(estimator, q, f, df, 30)[-1]
     many = dcv.Bernoulli(logits=np.zeros((300, 3), np.float32))
     evaluation = draw(estimator, many, f, df, rng)
     own = estimator.apply(many, evaluation, learned).gradient

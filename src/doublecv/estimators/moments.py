@@ -24,9 +24,10 @@ use earlier steps only, so the estimate stays unbiased.
    lower confidence limit of t, clipped to [0, 1].
 4. **A weighted choice.** The coefficients are the average of :math:`t c` over candidates and memories, with weights
    that grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0,
-   and a solution for all coefficients starts with the weight :math:`\exp(-\lambda (1 + n / D))`, so that it is used
-   only if it is better than the multiple of u. Before the first judgement the coefficients are 0, which leaves
-   :math:`g_0`, RLOO.
+   and a solution for all coefficients starts with the weight :math:`\exp(-\lambda (1 + (\nu n^2 / (N D))^2))`, where D
+   is the number of gradient entries of an element. It is used only if it is better than the multiple of u and rests on
+   many more numbers than it has coefficients: with few outcomes it fits all that were seen, whatever the others are.
+   Before the first judgement the coefficients are 0, which leaves :math:`g_0`, RLOO.
 
 Every step is measured in units of the running geometric mean of :math:`g_0 \cdot g_0`, so the scale of f does not
 matter. A step whose parts are thousands of times larger than before is left out if the next one is not so large too.
@@ -61,14 +62,14 @@ r"""The factor :math:`\kappa` of the ridge in the solution for all coefficients,
 MAGNITUDE_SHARE = 2.0
 """The multiple of the mean of `Parts.magnitude` that is added to the mean squares of the control variates."""
 
-LOWER = 0.5
+LOWER = 1.0
 """How many standard errors the confidence limit of t lies below its estimate."""
 
 UNSEEN = 2.0
 """The number of elements that are assumed in the judgement to have no cancellation at all."""
 
-PRIOR = 3.0
-r"""The :math:`\lambda` in the first weight of a solution for all coefficients."""
+PRIOR, NEEDED_NUMBERS = 3.0, 20.0
+r"""The :math:`\lambda` and :math:`\nu` in the first weight of a solution for all coefficients."""
 
 SCALE_RATE = 0.05
 """The share of each step in the running logarithm of the mean square of g0."""
@@ -272,7 +273,8 @@ def _choose(
     gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
     of_all = np.tile(_solves_all(n, direction), memories).astype(float)
-    penalty = xp.asarray(PRIOR * of_all, dtype=sums.dtype, device=device(sums)) * (1 + n / (numbers + TINY))
+    few = xp.clip(NEEDED_NUMBERS * n**2 / (elements * numbers + TINY), None, 1e3)
+    penalty = xp.asarray(PRIOR * of_all, dtype=sums.dtype, device=device(sums)) * (1 + few**2)
     support = gain * elements - penalty
     highest = xp.clip(xp.max(support), 0, None)
     share = xp.where(gain > 0, xp.exp(support - highest), xp.zeros_like(gain))

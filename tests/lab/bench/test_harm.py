@@ -48,9 +48,14 @@ def test_an_estimator_that_does_not_support_the_problem_is_left_out():
 
 
 def test_the_table_takes_the_error_of_the_measurement_off():
-    rows = [harm.HarmRow("a", "rloo", (1.3, math.nan, 0.5), (0.2, 0.0, 0.0)), harm.HarmRow("b", "rloo", (1.4,), (0.1,))]
+    rows = [
+        harm.HarmRow("a", "rloo", (0, 1, 8, 10), (1.3, math.nan, 0.5, 0.5), (0.2, 0.0, 0.0, 0.0)),
+        harm.HarmRow("b", "rloo", (0,), (1.4,), (0.1,)),
+    ]
     assert rows[0].worst == pytest.approx(0.9)
-    assert rows[0].mean == pytest.approx(0.9)
+    # From 1.3 to 0.5 over the first eight of ten steps.
+    assert rows[0].mean == pytest.approx((0.9 * 9 + 0.5 * 2) / 11)
+    assert rows[1].mean == pytest.approx(1.4)
     shown = harm.table(rows)
     assert shown.row_count == 1
     assert list(shown.columns[2].cells) == ["1.2"]
