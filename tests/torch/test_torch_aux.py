@@ -8,6 +8,7 @@ from torch_setups import make_all, make_decoder, make_noise, make_y
 import doublecv as dcv
 from doublecv.torch import Expectation, fold
 from doublecv.torch import expectation as module
+from doublecv.torch.evaluating import Watched
 
 NAMES = ("rloo", "double-cv", "muprop", "quadratic-double-cv", "rebar")
 
@@ -72,26 +73,70 @@ def test_batch_normalization_and_dropout():
     assert logits.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_loss_on_something_that_f_stored_is_refused(late, monkeypatch):
-    """Its gradient reaches the samples and would be taken for that of f."""
-    monkeypatch.setattr(module, "CHECK_EVERY", 3)
-    expectation, logits, kept = Expectation(dcv.DoubleCV(2)), torch.zeros(3, 4, requires_grad=True), []
+def stored(what, q_of, estimator=None):
+    """Return a step of training whose loss may have a part on what f stored."""
+    expectation = Expectation(estimator or dcv.DoubleCV(2))
+    logits, kept = torch.zeros(3, 4, requires_grad=True), []
 
     def f(x):
-        kept.append(x)
-        return torch.sin(x).sum(-1)
+        first = x[0] if isinstance(x, tuple) else x
+        hidden = torch.sin(first)
+        kept.append({"samples": first, "hidden": hidden}[what])
+        return hidden.sum(-1)
 
     def step(with_stored):
         kept.clear()
-        loss = expectation(f, dcv.Bernoulli(logits=logits)).mean()
+        loss = expectation(f, q_of(logits)).mean()
         (loss + 3 * (kept[0].mean(0) ** 2).sum() if with_stored else loss).backward()
 
-    if late:
-        for _ in range(3):
-            step(False)
-    with pytest.raises(RuntimeError, match=r"a loss other than the mean of f reached the samples.*has_aux=True"):
+    return step
+
+
+def bernoulli(logits):
+    return dcv.Bernoulli(logits=logits)
+
+
+def layers(logits):
+    return dcv.Layers(dcv.Bernoulli(logits), lambda x: dcv.Bernoulli(logits * x))
+
+
+REFUSED = r"a loss other than the mean of f reached the samples.*has_aux=True"
+
+
+@pytest.mark.parametrize("q_of", [bernoulli, layers])
+@pytest.mark.parametrize("before", [0, 7])
+def test_a_loss_on_samples_that_f_stored_is_refused_at_once(before, q_of):
+    """Its gradient reaches the samples and would be taken for that of f."""
+    step = stored("samples", q_of)
+    for _ in range(before):
+        step(False)
+    with pytest.raises(RuntimeError, match=REFUSED):
         step(True)
+
+
+@pytest.mark.parametrize(("before", "every"), [(0, 1000), (8, 1000), (6, 3)])
+def test_a_loss_on_something_else_that_f_stored_is_refused_when_it_is_looked_for(before, every, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_EVERY", every)
+    step = stored("hidden", bernoulli)
+    for _ in range(before):
+        step(False)
+    with pytest.raises(RuntimeError, match=REFUSED):
+        step(True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_samples_count_as_kept_only_while_something_holds_them(dtype):
+    kept = []
+
+    def keep(x):
+        kept.append(x)
+        return x.sum(-1)
+
+    functions = {"kept": keep, "not kept": lambda x: x.sum(-1), "returned": lambda x: (x.sum(-1), {"x": x})}
+    for name, f in functions.items():
+        watched = Watched(f)
+        watched(torch.ones(2, 3, dtype=dtype))
+        assert watched.kept is (name == "kept")
 
 
 @pytest.mark.parametrize("name", ["rloo", "double-cv", "muprop", "quadratic-double-cv", "rebar"])

@@ -84,6 +84,6 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_two_processes_equal_one(name, folder):
     wanted = {f"module.{key}": value for key, value in gradients(name, Autoencoder(name), slice(None)).items()}
-    assert sum(float(gradient.abs().max()) > 0 for gradient in wanted.values()) >= 4
+    assert sum(bool(gradient.any()) for gradient in wanted.values()) >= 4
     for rank in range(2):
         torch.testing.assert_close(torch.load(folder / f"{name}-{rank}.pt"), wanted, rtol=1e-12, atol=1e-14)

@@ -327,5 +327,7 @@ class RelaxedEstimator(Estimator):
     ) -> Float[Array, "relaxed *batch"]:
         """Return the control variate at the relaxed points, which the front-end differentiates in q's logits.
 
-        q has an axis of `needs.relaxed_points` in front, so that each point has logits of its own.
+        q has an axis of `needs.relaxed_points` in front, so that each point has logits of its own. So has every number
+        that is a scalar in the learned state: it comes with the shape `[relaxed, *batch]`, which lets the front-end
+        leave out the derivatives of batch elements that do not count.
         """

@@ -92,10 +92,19 @@ def conditional_sample(
 
 
 def relax(q: Distribution, z: Float[Array, "*points"], log_temperature: Any) -> Float[Array, "*points"]:
-    """Return the interior point sigmoid(z / temperature) or softmax(z / temperature), in the type of the logits."""
-    # Python's exp for Python's numbers: they take on the type of the arrays that they meet in all three libraries.
-    number = isinstance(log_temperature, int | float)
-    temperature = exp(log_temperature) if number else namespace(log_temperature).exp(log_temperature)
+    """Return the interior point sigmoid(z / temperature) or softmax(z / temperature), in the type of the logits.
+
+    Args:
+        q: the distribution.
+        z: the relaxed samples.
+        log_temperature: one number, or one per point and batch element.
+    """
+    if isinstance(log_temperature, int | float):
+        # Python's exp for Python's numbers: they take on the type of the arrays that they meet in all three libraries.
+        temperature: Any = exp(log_temperature)
+    else:
+        event = (None,) * q.event_axes if log_temperature.ndim else ()
+        temperature = namespace(log_temperature).exp(log_temperature)[(..., *event)]
     return q.xp.astype(q.with_logits(z / temperature).mean, q.logits.dtype)
 
 

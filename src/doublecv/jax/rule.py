@@ -128,9 +128,15 @@ def evaluate_side(
     if estimator.needs.expected_f:
         expected_f = expected_value(lambda points: f(points)[0], q, estimator)
     if isinstance(estimator, RelaxedEstimator):
-        (control, dcontrol), control_pullback = jax.vjp(
-            lambda numbers: _relaxed(f, q, noise, x, estimator, numbers, context),
+        points = (estimator.needs.relaxed_points, *q.batch_shape)
+        # One copy of a scalar per point and batch element: the derivatives in the copies of a batch element that does
+        # not count can be left out, even if f is not finite there.
+        numbers = jax.tree.map(
+            lambda number: jnp.broadcast_to(number, points) if jnp.ndim(number) == 0 else number,
             jax.lax.stop_gradient(learned.numbers),
+        )
+        (control, dcontrol), control_pullback = jax.vjp(
+            lambda numbers: _relaxed(f, q, noise, x, estimator, numbers, context), numbers
         )
     # f closes over the model's parameters, which must not receive a gradient from here.
     return jax.lax.stop_gradient(Side(f_mean, df_mean, expected_f, control, dcontrol, control_pullback, context))
@@ -199,8 +205,11 @@ def gradients(
         cotangent = _cotangent(q, gradient, weight, pullback)
         numbers, of_control = formula_pullback((cotangent, jax.tree.map(jnp.ones_like, loss)))
         if side.control_pullback is not None:
-            (through_control,) = side.control_pullback(of_control)
-            numbers = jax.tree.map(jnp.add, numbers, through_control)
+            unit = _unit(cotangent, side.control)
+            (through_control,) = side.control_pullback(jax.tree.map(lambda leaf: leaf / unit, of_control))
+            numbers = jax.tree.map(
+                lambda number, through: number + unit * _total(counts, through, number), numbers, through_control
+            )
     found = Learned(numbers, jax.tree.map(jnp.zeros_like, learned.averages), statistics)
     # The learned state may be NumPy arrays, whose float64 JAX may not have.
     return gradient, jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), found, learned)
@@ -215,6 +224,22 @@ def _cotangent(q: Distribution, gradient: Any, weight: Any, pullback: Pullback |
     # ones, so that it recognizes that they are the same.
     (pushed_forward,) = pushforward(jax.lax.optimization_barrier(pulled_back))  # type: ignore[no-untyped-call]
     return (2 * masked(q, weight, pushed_forward)).astype(gradient.dtype)
+
+
+def _unit(cotangent: Any, control: Any) -> Any:
+    """Return the power of two by which cotangents are divided on their way through f, whose type may be narrow.
+
+    The derivative of the squared estimate grows as the square of f, which overflows in 16 bits where f does not.
+    """
+    size = jnp.max(jnp.abs(cotangent), initial=0) * jnp.max(jnp.abs(control), initial=1e-3)
+    usable = jnp.isfinite(size) & (size > 0)
+    _, exponent = jnp.frexp(jnp.where(usable, size, 1))
+    return jnp.ldexp(jnp.ones_like(size), exponent)
+
+
+def _total(counts: Any, derivative: Any, number: Any) -> Any:
+    """Return the derivative in a number, from those in its copies, if any, of the batch elements that count."""
+    return derivative if derivative.ndim == number.ndim else jnp.sum(only_where(counts, derivative))
 
 
 def only_where(counts: Any, array: Any, has_points: bool = True) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -92,6 +94,35 @@ def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: torch.d
     return checked
 
 
+@dataclass(eq=False)
+class Watched:
+    """Call f, and note whether anything keeps the points that it was given after it has returned.
+
+    A loss on points that were kept would add to the gradient that reaches them.
+
+    Attributes:
+        f: the function.
+        kept: whether the last call left references to its points, other than in its result.
+    """
+
+    f: Function
+    kept: bool = False
+
+    def __call__(self, x: Any) -> Any:
+        """Return f at x."""
+        leaves = torch.utils._pytree.tree_leaves
+        points = leaves(x)
+        before = list(map(sys.getrefcount, points))
+        result = self.f(x)
+        after = list(map(sys.getrefcount, points))
+        returned = leaves(result)
+        self.kept = any(
+            new - old > sum(leaf is point for leaf in returned)
+            for point, old, new in zip(points, before, after, strict=True)
+        )
+        return result
+
+
 def evaluate(
     f: CheckedFunction, x: Float[Tensor, "K *logits"]
 ) -> tuple[Float[Tensor, "K *batch"], Float[Tensor, "K *logits"], Any]:
@@ -101,6 +132,22 @@ def evaluate(
         # f may change its argument in place, which a leaf does not allow.
         values, aux = f(points.clone())
         return values, pointwise_gradient(values, points), aux
+
+
+def leaves_of(numbers: Mapping[str, Tensor], estimator: Estimator, q: Distribution) -> dict[str, Tensor]:
+    """Return the numbers apart from the graph of the loss, to be differentiated where they require a gradient.
+
+    Where they are differentiated through relaxed points, there is one copy of a scalar per point and batch element: the
+    derivatives in the copies of a batch element that does not count can be left out, even if f is not finite there.
+    """
+    points = 0 if estimator.needs.coefficients else estimator.needs.relaxed_points
+
+    def leaf(number: Tensor) -> Tensor:
+        held = number.detach()
+        copies = held.expand(points, *q.batch_shape) if points and not held.ndim else held
+        return copies.requires_grad_(number.requires_grad)
+
+    return {name: leaf(number) for name, number in numbers.items()}
 
 
 def evaluate_side(
@@ -121,7 +168,7 @@ def evaluate_side(
         noise: the noise of the samples.
         x: the samples.
         estimator: the estimator.
-        numbers: the learned numbers, apart from the graph of the loss.
+        numbers: the learned numbers, as `leaves_of` returns them.
         context: features of each batch element.
         learning: whether the numbers receive a gradient.
     """

@@ -16,9 +16,17 @@ from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, Evaluation, Learned
 from doublecv.sequential import Sequential
 from doublecv.torch.drawing import Drawn, draw_path, uniform
-from doublecv.torch.evaluating import Function, checked_function, evaluate, evaluate_side, formulas
+from doublecv.torch.evaluating import (
+    Function,
+    Watched,
+    checked_function,
+    evaluate,
+    evaluate_side,
+    formulas,
+    leaves_of,
+)
 from doublecv.torch.families import as_family
-from doublecv.torch.nodes import Pullback, Rule, auxiliary, combine, gradients, mean, sample
+from doublecv.torch.nodes import Pullback, Rule, auxiliary, combine, gradients, mean, sample, total
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,7 +36,12 @@ PATIENCE = 100
 
 
 CHECK_EVERY = 1000
-"""The number of backward passes from one check of what reaches the samples to the next; a check costs one more pass."""
+"""The number of backward passes from one check of what reaches the samples to the next.
+
+A check costs one more backward pass of f. It is also made after 0, 1, 2, 4, 8, ... passes, and whenever f has kept the
+samples themselves. What else f has kept, such as a hidden layer, is not seen: PyTorch adds up the gradients that reach
+it and does not tell where they came from.
+"""
 
 
 class Estimate(NamedTuple):
@@ -162,7 +175,9 @@ class Expectation(nn.Module):
                 differentiated: `lambda g: torch.autograd.grad(logits, parameters, g, create_graph=True)`.
         """
         estimator = self.estimator
-        f, q, wide, noise, samples = self._prepare(f, q, generator, noise, pullback)
+        check_function(f, q)
+        watched = Watched(f)
+        f, q, wide, noise, samples = self._prepare(watched, q, generator, noise, pullback)
         checked = checked_function(f, wide, has_aux, q.logits.dtype)
         learned = self.learned()
         parameters = list(learned.numbers.values())
@@ -172,22 +187,19 @@ class Expectation(nn.Module):
             values, aux = checked(samples.clone())
             value = combine(estimator, values)
             return (value, aux) if has_aux else value
-        numbers = {name: value.detach().requires_grad_(value.requires_grad) for name, value in learned.numbers.items()}
+        numbers = leaves_of(learned.numbers, estimator, wide)
         # Copies, because the averages move in place and another backward pass may come.
         averages = {name: value.detach().clone() for name, value in learned.averages.items()}
         held = Learned(numbers, averages, learned.statistics)
         context = None if context is None else context.detach()
         side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
-        rule = Rule(estimator, q.with_logits, held, pullback, self._report, self._passes % CHECK_EVERY == 0)
+        rule = Rule(estimator, q.with_logits, held, pullback, self._report)
         x, channel = sample(rule, side, q.logits, samples, parameters)
-        keeps = has_aux or rule.check or estimator.needs.bound
-        rule.x = x if estimator.needs.gradient and keeps else None
-        if not estimator.needs.gradient:
-            x = samples.clone()
-        elif rule.x is not None:
-            # f may change its argument in place, and `rule.x` must stay what it is.
-            x = x.clone()
-        values, aux = checked(x)
+        # A copy, because f may change its argument in place.
+        values, aux = checked(x.clone() if estimator.needs.gradient else samples.clone())
+        rule.check = watched.kept or self._passes % CHECK_EVERY == 0 or self._passes.bit_count() == 1
+        if estimator.needs.gradient and (has_aux or rule.check or estimator.needs.bound):
+            rule.x = x
         value = mean(rule, values, channel)
         return (value, auxiliary(rule, aux)) if has_aux else value
 
@@ -209,6 +221,7 @@ class Expectation(nn.Module):
         logits that are themselves the parameters and for diagnostics.
         """
         estimator = self.estimator
+        check_function(f, q)
         f, q, wide, noise, x = self._prepare(f, q, generator, noise, pullback)
         checked = checked_function(f, wide, has_aux, q.logits.dtype)
         df = None
@@ -218,7 +231,8 @@ class Expectation(nn.Module):
             values, aux = checked(x.clone())
         values = values.detach().to(torch.promote_types(values.dtype, wide.logits.dtype))
         learned = self.learned()
-        numbers = {name: value.detach().requires_grad_() for name, value in learned.numbers.items()}
+        wanted = {name: value.detach().requires_grad_() for name, value in learned.numbers.items()}
+        numbers = leaves_of(wanted, estimator, wide)
         context = None if context is None else context.detach()
         side = evaluate_side(checked, wide, noise, x, estimator, numbers, context, bool(numbers))
         size = max(1, prod(q.batch_shape))
@@ -237,7 +251,7 @@ class Expectation(nn.Module):
         return Estimate(
             combine(estimator, values),
             gradient.to(q.logits.dtype),
-            Learned(of_numbers, averages, statistics),
+            Learned(total(of_numbers, learned.numbers, weight), averages, statistics),
             held.evaluation(x, values, df),
             aux,
         )
@@ -248,7 +262,6 @@ class Expectation(nn.Module):
 
     def _prepare(self, f: Any, q: Any, generator: torch.Generator | None, noise: Tensor | None, pullback: Any) -> Drawn:
         """Check the arguments and draw the samples."""
-        check_function(f, q)
         _check_no_transform()
         check_pullback(self.estimator, pullback)
         self._check_initialized()

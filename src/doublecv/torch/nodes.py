@@ -33,7 +33,8 @@ def gradients(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Return the estimate, the derivative of its weighted square in the numbers, and the statistics of this step.
 
-    Numbers that do not require a gradient receive none.
+    Numbers that do not require a gradient receive none. Those of which `learned` has copies are to be summed with
+    `total`.
     """
     wanted = [name for name, value in learned.numbers.items() if value.requires_grad]
     absolute = weight.abs()
@@ -60,11 +61,38 @@ def gradients(
             # The control variate's graph was made in the forward pass, and another backward pass may come.
             retain = estimator.needs.relaxed_points > 0
             results, their_cotangents = zip(*dependent, strict=True)
-            derivatives = torch.autograd.grad(
-                results, leaves, their_cotangents, retain_graph=retain, materialize_grads=True
-            )
+            unit = 1.0 if evaluation.control is None else _unit(their_cotangents[0], evaluation.control.detach())
+            scaled = [cotangent / unit for cotangent in their_cotangents]
+            derivatives = torch.autograd.grad(results, leaves, scaled, retain_graph=retain, materialize_grads=True)
+            derivatives = [unit * derivative for derivative in derivatives]
     statistics = {name: value.detach() for name, value in applied.statistics.items()}
     return held, dict(zip(wanted, derivatives, strict=True)), statistics
+
+
+def total(
+    derivatives: Mapping[str, Tensor], numbers: Mapping[str, Tensor], weight: Float[Tensor, "*batch"]
+) -> dict[str, Tensor]:
+    """Return the derivatives in the numbers, from those in the copies, if any, of the batch elements that count."""
+
+    def of_number(name: str, derivative: Tensor) -> Tensor:
+        if derivative.ndim == numbers[name].ndim:
+            return derivative
+        summed: Tensor = only_where(weight != 0, derivative).sum()
+        return summed
+
+    return {name: of_number(name, derivative) for name, derivative in derivatives.items()}
+
+
+def _unit(cotangent: Tensor, control: Tensor) -> Tensor:
+    """Return the power of two by which cotangents are divided on their way through f, whose type may be narrow.
+
+    The derivative of the squared estimate grows as the square of f, which overflows in 16 bits where f does not.
+    """
+    if cotangent.numel() == 0:
+        return torch.ones((), dtype=cotangent.dtype, device=cotangent.device)
+    size = cotangent.abs().max() * control.abs().max().clamp(min=1e-3)
+    _, exponent = torch.frexp(torch.where(size.isfinite() & (size > 0), size, 1))
+    return torch.ldexp(torch.ones_like(size), exponent)
 
 
 def _cotangent(q: Distribution, gradient: Tensor, weight: Float[Tensor, "*batch"], pullback: Pullback | None) -> Tensor:
@@ -109,7 +137,7 @@ class Rule:
     learned: Learned
     pullback: Pullback | None
     report: Callable[[Mapping[str, Tensor]], None]
-    check: bool
+    check: bool = False
     x: Tensor | None = None
     values: Tensor | None = None
     connected: tuple[Tensor, ...] = ()
@@ -169,8 +197,7 @@ class _Sample(torch.autograd.Function):
         held = list(rule.learned.numbers.values())
         ctx.save_for_backward(logits, samples, *side, *held, *parameters)
         q = rule.family(logits)
-        # A copy, because f may change its argument in place.
-        return samples.clone(), torch.zeros(q.batch_shape, dtype=samples.dtype, device=logits.device)
+        return samples.view_as(samples), torch.zeros(q.batch_shape, dtype=samples.dtype, device=logits.device)
 
     @staticmethod
     def backward(ctx: Any, weighted_df: Tensor | None, weight: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -209,6 +236,7 @@ class _Sample(torch.autograd.Function):
         with torch.no_grad():
             rule.report(statistics)
             of_logits = masked(q, weight, gradient).to(logits.dtype)
+        of_numbers = total(of_numbers, dict(zip(names, parameters, strict=True)), weight)
         of_parameters = [of_numbers.get(name) for name in names]
         if torch.is_grad_enabled():
             depends_on = [logits, *parameters, given_weight, *rule.connected]

@@ -93,7 +93,12 @@ def digit(path):
     [
         (lambda records: records[-1].update(step=10), "line 13, field step: found 10, wanted a number from 20 to 20"),
         (lambda records: records[0].update(step=21), "line 1, field step: found 21, wanted a number from 0 to 20"),
-        (lambda records: records.__delitem__(slice(6, None)), "found an end at step 10, wanted 20 steps"),
+        (lambda records: records.__delitem__(slice(6, None)), "field test_elbo: found no line with it"),
+        (lambda records: records.__delitem__(slice(-1, None)), "field test_elbo: found no line with it"),
+        (
+            lambda records: (records.__delitem__(slice(6, 12)), records[-1].update(step=10)),
+            "found an end at step 10, wanted 20 steps",
+        ),
         (
             lambda records: [record.pop("train_elbo", None) for record in records],
             "field train_elbo: found no line",
@@ -104,6 +109,39 @@ def test_records_that_cannot_be(copy, change, said):
     rewrite(copy, change)
     assert said in why(copy)
     tables(copy)
+
+
+def test_an_unfinished_run_that_lost_its_end_is_noticed(copy):
+    """Lines before the last checkpoint are missing; those after it may be."""
+    run = copy / "runs" / "disarm-1"
+    path, lines = run / metrics.FILE, (run / metrics.FILE).read_bytes().splitlines(keepends=True)
+    checkpoint = run / "checkpoint-000000008" / "checkpoint.json"
+    checkpoint.parent.mkdir()
+    length = sum(map(len, lines[:-1]))
+    checkpoint.write_text(json.dumps({"step": 8, "metrics_bytes": length}))
+    for kept in (lines, lines[:-1]):
+        path.write_bytes(b"".join(kept))
+        assert why(copy, "disarm-1") is None
+    path.write_bytes(b"".join(lines[:-2]))
+    said = f"metrics.jsonl: found {length - len(lines[-2])} bytes, wanted at least {length}, its length in {checkpoint}"
+    assert said in why(copy, "disarm-1")
+    tables(copy)
+    checkpoint.write_text(json.dumps({"step": 8, "metrics_bytes": "many"}))
+    assert "checkpoint.json, field metrics_bytes: found" in why(copy, "disarm-1")
+    shutil.rmtree(checkpoint.parent)
+    elsewhere = copy / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "checkpoint.json").write_text("{}")
+    checkpoint.parent.symlink_to(elsewhere)
+    assert "is a symbolic link" in why(copy, "disarm-1")
+
+
+def test_a_run_is_done_only_if_its_last_file_fits_its_checksum(copy):
+    runs = {run.name: run for run in sweep.load(copy).runs}
+    for name, file in (("rloo-1", "config.json"), ("bench-k2-k4", "bench.json")):
+        assert runs[name].state() == "done"
+        digit(runs[name].folder / file)
+        assert runs[name].state() != "done"
 
 
 def test_a_folder_with_another_run_is_not_counted(copy):

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from doublecv.lab.cli import main
+from doublecv.lab.common.devices import devices_for
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.records import LineReader
-from doublecv.lab.train.loop import run
-from tiny_images import tiny_dataset, tiny_settings
 
 LENGTHS = ["--steps", "80", "--record-every", "4", "--evaluate-every", "40", "--checkpoint-every", "40"]
 RUN = [*LENGTHS, "--network", "linear", "--latents", "5", "--batch", "20", "--bound-samples", "3"]
@@ -216,7 +215,7 @@ def test_processes_with_other_arguments_are_told(environment, tmp_path):
     with Pair(environment, arguments, [*arguments, "--seed", 7]) as pair:
         for status, _, error in pair.end():
             assert status == 2
-            assert "must have the same arguments and see the same folder and data; their seed is not the same" in error
+            assert "must have the same arguments, folder and data, but their seed differs" in error
             assert "Traceback" not in error
 
 
@@ -234,10 +233,10 @@ def test_a_process_that_fails_alone_leaves_none_waiting(environment, tmp_path):
     ("arguments", "message"),
     [
         (["--devices", "0"], "--devices must be at least 1, got 0"),
-        (["--processes", "2"], "--processes 2 needs --coordinator HOST:PORT, where process 0 can be reached"),
+        (["--processes", "2"], "--processes 2 needs --coordinator HOST:PORT, the address of process 0"),
         (["--processes", "0"], "--processes must be at least 1, got 0"),
-        (["--processes", "2", "--process", "2"], "--process must be from 0 to 1, below --processes; got 2"),
-        (["--coordinator", "here"], "--coordinator must be HOST:PORT, where process 0 can be reached; got here"),
+        (["--processes", "2", "--process", "2"], "--process must be less than --processes 2, got 2"),
+        (["--coordinator", "here"], "--coordinator must be HOST:PORT, the address of process 0, got 'here'"),
     ],
 )
 def test_arguments_that_cannot_work(arguments, message, capsys, tmp_path):
@@ -253,7 +252,7 @@ def test_fewer_devices_than_wanted():
     with pytest.raises(
         InputError, match=f"--devices must be at most {there_are}, the cpu devices; got {there_are + 1}"
     ):
-        run(tiny_settings(), devices=there_are + 1, dataset=tiny_dataset())
+        devices_for(there_are + 1, there_are + 1)
 
 
 def test_a_batch_that_does_not_divide(environment, tmp_path):

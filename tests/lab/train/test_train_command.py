@@ -1,6 +1,7 @@
 """Runs as functions and as a command, in one process: folders, seeds, errors in one line."""
 
 import io
+import socket
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from rich.console import Console
 from doublecv.lab.cli import main
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.records import LineReader
+from doublecv.lab.train import distributed
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
 from doublecv.lab.train.metrics import Metrics
@@ -202,6 +204,47 @@ def test_metrics_that_were_cut_off(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(InputError, match="has 12 bytes, the checkpoint says 20: it was cut off"):
         Metrics(tmp_path, 20)
+
+
+def test_a_complete_run_that_lost_its_last_lines_is_resumed(tmp_path):
+    """What is missing after the last checkpoint is made again; what is missing before it is named."""
+    folder, path = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    run(tiny_settings(), folder, dataset=tiny_dataset())
+    complete = path.read_bytes()
+    lines = complete.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    (result,) = run(tiny_settings(), folder, dataset=tiny_dataset())
+    assert path.read_bytes() == complete
+    assert "test_elbo" in result.final
+    path.write_bytes(b"".join(lines[:-2]))
+    with pytest.raises(InputError, match=r"bytes, the checkpoint says [0-9]+: it was cut off"):
+        run(tiny_settings(), folder, dataset=tiny_dataset())
+    path.unlink()
+    with pytest.raises(InputError, match="has 0 bytes, the checkpoint says"):
+        run(tiny_settings(), folder, dataset=tiny_dataset())
+
+
+def test_a_folder_whose_name_looks_like_markup(capsys, tmp_path, monkeypatch):
+    """`--out 'a[/b]'` writes, resumes and extends the run in that folder."""
+    monkeypatch.chdir(tmp_path)
+    main([*SMALL, "--out", "a[/b]"])
+    assert train_settings.is_finished(tmp_path / "a[" / "b]")
+    main(["train", "--resume", "a[/b]", "--steps", "6"])
+    assert train_settings.read(tmp_path / "a[" / "b]").steps == 6
+    assert "a[/b]" in capsys.readouterr().out
+
+
+def test_a_coordinator_that_does_not_answer(monkeypatch):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setattr(distributed, "SECONDS_TO_CONNECT", 0.5)
+        settings = tiny_settings(coordinator=address, processes=2, process=1)
+        with (
+            pytest.raises(InputError, match=f"--coordinator {address} did not answer within 0.5 s .*start process 0"),
+            distributed.distributed_session(settings),
+        ):
+            pass
 
 
 def test_a_changed_digit_in_the_metrics_is_noticed(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from doublecv import estimators
 from doublecv.lab import cli
 from doublecv.lab.common.files import locked
+from doublecv.lab.common.records import seal_document
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
 from doublecv.lab.train.settings import TrainSettings, trainable
@@ -61,6 +62,7 @@ def test_the_command_writes_numbers_and_tables(run_folder, tmp_path, capsys):
     cli.main(["variance", str(run_folder), *arguments])
     assert "x RLOO" in capsys.readouterr().out
     numbers = json.loads((out / "variance.json").read_text())
+    assert numbers["checksum"]
     assert [one["estimator"] for one in numbers["measured"]] == ["rloo", "double-cv"]
     assert numbers["measured"][0]["variance_times_evaluations"] == 2 * numbers["measured"][0]["variance"]
     assert "### digits, bernoulli likelihood, 40 steps" in (out / "variance.md").read_text()
@@ -85,13 +87,25 @@ def test_a_command_that_was_cut_goes_on(run_folder, tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "content", ['{"draws": 8', "[]", '{"draws": 8, "fit_steps": 2000, "measured": [{"data": "mnist"}]}']
+    ("content", "said"),
+    [
+        ('{"draws": 8', "variance.json, line 1: found no JSON"),
+        ("[]", "variance.json: found [], wanted a JSON object"),
+        (
+            '{"draws": 8, "fit_steps": 2000, "measured": [{"data": "mnist"}]}',
+            "variance.json, field measured[0].run: found nothing, wanted a value",
+        ),
+        (
+            seal_document({"draws": 8, "fit_steps": 2000, "measured": []}).decode().replace("2000", "2001"),
+            "variance.json, field checksum: found a content with checksum",
+        ),
+    ],
 )
-def test_numbers_that_cannot_be_read_are_named(run_folder, tmp_path, capsys, content):
+def test_numbers_that_cannot_be_read_are_named(run_folder, tmp_path, capsys, content, said):
     (tmp_path / "variance.json").write_text(content)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["variance", str(run_folder), "--draws", "8", "--out", str(tmp_path)])
-    assert "variance.json is damaged or from another version" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert (tmp_path / "variance.json").read_text() == content
 
 

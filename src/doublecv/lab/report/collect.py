@@ -115,6 +115,11 @@ class _Config:
     files: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Checkpoint:
+    metrics_bytes: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A run of the sweep, with its numbers or the reason why it has none.
@@ -258,14 +263,26 @@ def _read_train(run: Run, entry: SweepRun) -> Run:
             raise InputError(f"{entry.folder} holds a run with {name} {shown(found)}, not {shown(wanted)}")
     reader = LineReader(entry.folder / metrics.FILE, unfinished=not complete)
     records = _read_records(reader, settings)
-    if complete and "train_elbo" not in records.last:
-        raise DamagedFile(reader.path, "no line with it", "a number", None, "train_elbo")
+    for name in ("train_elbo", "test_elbo") if complete else ():
+        if name not in records.last:
+            raise DamagedFile(reader.path, "no line with it", "a number", None, name)
+    if state in ("interrupted", "failed"):
+        _check_length(reader.path)
     if complete and records.step != settings.steps:
         raise DamagedFile(reader.path, f"an end at step {records.step}", f"{settings.steps} steps")
     if not records.last:
         return run
     sealed = reader.sealed and (not complete or has_checksum(config_path))
     return replace(run, settings=settings, records=records, sealed=sealed)
+
+
+def _check_length(path: Path) -> None:
+    """Raise if lines are missing at the end of the metrics that were there when the last checkpoint was written."""
+    for found in sorted(path.parent.glob("checkpoint-*/checkpoint.json"), reverse=True)[:1]:
+        checkpoint = inside(path.parent, found.relative_to(path.parent).as_posix())
+        wanted = read_document(checkpoint, _Checkpoint).metrics_bytes
+        if (size := path.stat().st_size) < wanted:
+            raise DamagedFile(path, f"{size} bytes", f"at least {wanted}, its length in {checkpoint}")
 
 
 def _read_records(reader: LineReader, settings: TrainSettings) -> Records:

@@ -19,7 +19,6 @@ It also holds log.txt, the output of the run, and failure.txt, one line, if it f
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,10 +76,10 @@ class SweepRun:
         return "interrupted" if (self.folder / LOG).exists() else "waiting"
 
     def is_done(self) -> bool:
-        """Return whether its last file exists and is complete."""
+        """Return whether its last file exists, is complete and fits its checksum."""
         try:
-            json.loads((self.folder / (BENCH if self.kind == "bench" else run_folder.CONFIG)).read_bytes())
-        except (OSError, ValueError):
+            read_fields(self.folder / (BENCH if self.kind == "bench" else run_folder.CONFIG))
+        except (OSError, InputError):
             return False
         return True
 

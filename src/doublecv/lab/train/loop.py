@@ -34,7 +34,7 @@ from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint, distributed
 from doublecv.lab.train import settings as train_settings
-from doublecv.lab.train.metrics import Metrics
+from doublecv.lab.train.metrics import Metrics, has_end
 from doublecv.lab.train.results import Callbacks, Interrupted, NotFinite, TrainResult
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import Program, Report, State, key_of, make_step
@@ -160,7 +160,7 @@ class Run:
 
     def run(self) -> tuple[TrainResult, ...]:
         """Train from the last checkpoint to the end."""
-        finished = self.folder is not None and train_settings.is_finished(self.folder)
+        finished = self.folder is not None and train_settings.is_finished(self.folder) and has_end(self.folder)
         step, state, metrics_bytes = self._start(finished)
         self.metrics = Metrics(self.written, metrics_bytes, step if self.settings.tensorboard else None)
         try:

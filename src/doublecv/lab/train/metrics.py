@@ -105,3 +105,11 @@ class Metrics:
             self._lock.release()
         if self._events is not None:
             self._events.close()
+
+
+def has_end(folder: Path) -> bool:
+    """Return whether the last line of a run's metrics is that of a complete run; without it the run is resumed."""
+    kind = None
+    for record in LineReader(folder / FILE) if (folder / FILE).exists() else ():
+        kind = record["kind"]
+    return kind == "final"
