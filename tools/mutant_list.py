@@ -39,6 +39,9 @@ JAX_ERRORS = "tests/jax/test_jax_errors.py -k 'twice or zero'"
 EQUALITY = "tests/torch/test_torch_equality.py"
 TORCH_AUX = "tests/torch/test_torch_aux.py"
 TORCH_ERRORS = "tests/torch/test_torch_errors.py"
+MASKED = "tests/test_numerics.py -k 'masked and relax'"
+NARROW = "tests/test_numerics.py -k '16_bits and 1000'"
+DAMAGE = "tests/lab/report/test_damage.py -k 'lost_its_end or fits_its_checksum'"
 FILES = "tests/lab/common/test_files.py"
 RECORDS = "tests/lab/common/test_records.py"
 CHECKPOINT = "tests/lab/train/test_checkpoint.py"
@@ -409,4 +412,18 @@ MUTANTS = [
     Mutant("lab/common/files.py", "        partial.replace(path)\n", "        path.write_bytes(content)\n", FILES),
     Mutant("lab/common/files.py", 'or ".." in parts.parts', "", FILES),
     Mutant("lab/common/files.py", "        if path.is_symlink():", "        if False:", FILES),
+    # Batch elements that do not count, narrow types, samples that f kept.
+    Mutant("jax/rule.py", "jnp.sum(only_where(counts, derivative))", "jnp.sum(derivative)", MASKED),
+    Mutant("jax/rule.py", "return jnp.ldexp(jnp.ones_like(size), exponent)", "return jnp.ones_like(size)", NARROW),
+    Mutant("jax/rule.py", "number + unit * _total(", "number + _total(", NARROW),
+    Mutant("torch/nodes.py", "only_where(weight != 0, derivative).sum()", "derivative.sum()", MASKED),
+    Mutant(
+        "torch/nodes.py", "return torch.ldexp(torch.ones_like(size), exponent)", "return torch.ones_like(size)", NARROW
+    ),
+    Mutant("torch/nodes.py", "[unit * derivative for derivative", "[1 * derivative for derivative", NARROW),
+    Mutant("torch/evaluating.py", "new - old > sum(", "new - old > 1 + sum(", TORCH_AUX),
+    Mutant("torch/expectation.py", "or self._passes.bit_count() == 1", "", TORCH_AUX),
+    # Files of a run.
+    Mutant("lab/report/collect.py", ".st_size) < wanted:", ".st_size) < 0:", DAMAGE),
+    Mutant("lab/sweep/plan.py", "            read_fields(self.folder /", "            open(self.folder /", DAMAGE),
 ]
