@@ -89,7 +89,7 @@ def test_a_command_that_was_cut_goes_on(run_folder, tmp_path, capsys, monkeypatc
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"draws": 8', "variance.json, line 1: found no JSON"),
+        ('{"draws": 8', "variance.json: found no JSON"),
         ("[]", "variance.json: found [], wanted a JSON object"),
         (
             '{"draws": 8, "fit_steps": 2000, "measured": [{"data": "mnist"}]}',

@@ -266,7 +266,7 @@ def _read_train(run: Run, entry: SweepRun) -> Run:
     for name in ("train_elbo", "test_elbo") if complete else ():
         if name not in records.last:
             raise DamagedFile(reader.path, "no line with it", "a number", None, name)
-    if state in ("interrupted", "failed"):
+    if run.state in ("interrupted", "failed"):
         _check_length(reader.path)
     if complete and records.step != settings.steps:
         raise DamagedFile(reader.path, f"an end at step {records.step}", f"{settings.steps} steps")
