@@ -422,7 +422,8 @@ MUTANTS = [
     ),
     Mutant("torch/nodes.py", "[unit * derivative for derivative", "[1 * derivative for derivative", NARROW),
     Mutant("torch/evaluating.py", "new - old > sum(", "new - old > 1 + sum(", TORCH_AUX),
-    Mutant("torch/expectation.py", "or self._passes.bit_count() == 1", "", TORCH_AUX),
+    Mutant("torch/expectation.py", "rule.check = watched.kept or", "rule.check =", TORCH_AUX),
+    Mutant("torch/expectation.py", "or self._passes % CHECK_EVERY == 0", "", TORCH_AUX),
     # Files of a run.
     Mutant("lab/report/collect.py", ".st_size) < wanted:", ".st_size) < 0:", DAMAGE),
     Mutant("lab/sweep/plan.py", "            read_fields(self.folder /", "            open(self.folder /", DAMAGE),

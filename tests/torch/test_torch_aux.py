@@ -114,7 +114,7 @@ def test_a_loss_on_samples_that_f_stored_is_refused_at_once(before, q_of):
         step(True)
 
 
-@pytest.mark.parametrize(("before", "every"), [(0, 1000), (8, 1000), (6, 3)])
+@pytest.mark.parametrize(("before", "every"), [(0, 200), (6, 3)])
 def test_a_loss_on_something_else_that_f_stored_is_refused_when_it_is_looked_for(before, every, monkeypatch):
     monkeypatch.setattr(module, "CHECK_EVERY", every)
     step = stored("hidden", bernoulli)

@@ -35,12 +35,12 @@ PATIENCE = 100
 """The number of backward passes after which learned parameters that never moved cause a warning."""
 
 
-CHECK_EVERY = 1000
+CHECK_EVERY = 200
 """The number of backward passes from one check of what reaches the samples to the next.
 
-A check costs one more backward pass of f. It is also made after 0, 1, 2, 4, 8, ... passes, and whenever f has kept the
-samples themselves. What else f has kept, such as a hidden layer, is not seen: PyTorch adds up the gradients that reach
-it and does not tell where they came from.
+A check costs one more backward pass of f. It is also made whenever f has kept the samples themselves. What else f has
+kept, such as a hidden layer, is not seen: PyTorch adds up the gradients that reach it and does not tell where they came
+from.
 """
 
 
@@ -197,7 +197,7 @@ class Expectation(nn.Module):
         x, channel = sample(rule, side, q.logits, samples, parameters)
         # A copy, because f may change its argument in place.
         values, aux = checked(x.clone() if estimator.needs.gradient else samples.clone())
-        rule.check = watched.kept or self._passes % CHECK_EVERY == 0 or self._passes.bit_count() == 1
+        rule.check = watched.kept or self._passes % CHECK_EVERY == 0
         if estimator.needs.gradient and (has_aux or rule.check or estimator.needs.bound):
             rule.x = x
         value = mean(rule, values, channel)
