@@ -126,17 +126,23 @@ def test_a_loss_on_something_else_that_f_stored_is_refused_when_it_is_looked_for
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_samples_count_as_kept_only_while_something_holds_them(dtype):
-    kept = []
+    kept, weight = [], torch.ones(3, 4, dtype=dtype, requires_grad=True)
 
     def keep(x):
         kept.append(x)
         return x.sum(-1)
 
-    functions = {"kept": keep, "not kept": lambda x: x.sum(-1), "returned": lambda x: (x.sum(-1), {"x": x})}
+    functions = {
+        "kept": keep,
+        "not kept": lambda x: x.sum(-1),
+        "in the graph": lambda x: (x @ weight * x[..., :1] ** 2).sum(-1),
+        "returned": lambda x: (x.sum(-1), {"x": x}),
+    }
     for name, f in functions.items():
         watched = Watched(f)
-        watched(torch.ones(2, 3, dtype=dtype))
+        result = watched(torch.ones(2, 3, dtype=dtype, requires_grad=True).clone())
         assert watched.kept is (name == "kept")
+        del result
 
 
 @pytest.mark.parametrize("name", ["rloo", "double-cv", "muprop", "quadratic-double-cv", "rebar"])
