@@ -135,33 +135,53 @@ def print_bounds():
             print(f"| {size} | {spread} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 
-def print_routing():
-    """Print the variance of a sparse mixture of experts: one of 8 experts for each of 4 inputs."""
+def routing(shared):
+    """Return f and q of a mixture of experts: each of several inputs is sent to one of 8 experts.
+
+    With `shared`, the outputs for 16 inputs are added to what passes by the experts, and their mean is classified, as
+    in a layer of a network with residual connections. Otherwise each of 4 inputs has a squared error of its own.
+    """
     generator = np.random.default_rng(0)
-    experts, inputs, outputs = 8, 4, 6
+    inputs, experts, outputs, classes = (16, 8, 6, 5) if shared else (4, 8, 6, 5)
     made = generator.normal(size=(inputs, experts, outputs))
-    target = generator.normal(size=(inputs, outputs))
+    target, past = generator.normal(size=(2, inputs, outputs))
+    head = generator.normal(size=(outputs, classes))
     q = dcv.Categorical(logits=np.broadcast_to(generator.normal(size=(inputs, experts)), (DRAWS, inputs, experts)))
 
     def f(x):
-        return ((np.tanh(np.einsum("...ie,ieo->...io", x, made)) - target) ** 2).sum((-1, -2))
+        routed = jnp.einsum("...ie,ieo->...io", x, made)
+        if shared:
+            return -jax.nn.log_softmax(jnp.tanh(past + routed).mean(-2) @ head)[..., 0]
+        return ((jnp.tanh(routed) - target) ** 2).sum((-1, -2))
 
-    def df(x):
-        routed = np.tanh(np.einsum("...ie,ieo->...io", x, made))
-        return np.einsum("...io,ieo->...ie", 2 * (routed - target) * (1 - routed**2), made)
+    return f, q
 
-    def sparse_df(x):
-        """Return the gradient of a program that runs the chosen experts only; at the mean all of them run."""
-        return df(x) * (x > 0)
 
-    print("\n| estimator | all experts run, K = 2 | K = 4 | chosen experts run, K = 2 | K = 4 |\n|---|---|---|---|---|")
-    for name, estimator in {
-        "Double CV": dcv.DoubleCV,
-        "quadratic": dcv.QuadraticDoubleCV,
-        "Double CV at the mean": partial(dcv.DoubleCV, control="mean"),
-    }.items():
-        cells = [ratio_of_draws(estimator(K), q, f, of) for of in (df, sparse_df) for K in (2, 4)]
-        print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+def print_routing():
+    """Print the variance of sparse mixtures of experts."""
+    print("\n| loss | estimator | all experts run, K = 2 | K = 4 | chosen experts run, K = 2 | K = 4 |")
+    print("|---|---|---|---|---|---|")
+    for loss in ("of each input", "shared by 16 inputs"):
+        f, q = routing(loss != "of each input")
+        gradient = jax.jit(jax.grad(lambda x, f=f: f(x).sum()))
+
+        def value(x, f=f):
+            return np.asarray(f(x), dtype=float)
+
+        def df(x, gradient=gradient):
+            return np.asarray(gradient(x), dtype=float)
+
+        def sparse_df(x, df=df):
+            """Return the gradient of a program that runs the chosen experts only; at the mean all of them run."""
+            return df(x) * (x > 0)
+
+        for name, estimator in {
+            "Double CV": dcv.DoubleCV,
+            "quadratic": dcv.QuadraticDoubleCV,
+            "Double CV at the mean": partial(dcv.DoubleCV, control="mean"),
+        }.items():
+            cells = [ratio_of_draws(estimator(K), q, value, of) for of in (df, sparse_df) for K in (2, 4)]
+            print(f"| {loss} | {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

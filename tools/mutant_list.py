@@ -151,6 +151,13 @@ MUTANTS = [
         "return q.covariance_product(v) / v.shape[0]",
         PATHS,
     ),
+    # The correction at the path of another sample, and the square's correction without its second part.
+    Mutant(
+        "estimators/averages.py",
+        "return q.covariance_product(leave_one_out(v)) / v.shape[0]",
+        "return leave_one_out(q.covariance_product(v)) / v.shape[0]",
+        PATHS,
+    ),
     Mutant("estimators/quadratic.py", "+ 2 * product * q.sum_of_earlier(others * score)", "", PATHS),
     Mutant("estimators/quadratic.py", "correction / (K * (K - 1))", "correction / K**2", PATHS),
     # Bounds over several samples, and couplings of one-hot samples.

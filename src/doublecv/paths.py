@@ -11,6 +11,7 @@ variates need.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self, final
 
@@ -86,13 +87,11 @@ class Blocks(Distribution):
 
     def covariance_product(self, v: Float[Array, "*points"]) -> Float[Array, "*points"]:
         r"""Return :math:`M v`, with the conditional covariance of each block."""
-        parts = zip(self._families, self.split(v), strict=True)
-        return self._join([family.covariance_product(part) for family, part in parts])
+        return self.map_parts(lambda family, part: family.covariance_product(part), v)
 
     def score_square_moment(self, v: Float[Array, "*points"]) -> Float[Array, "*points"]:
         r"""Return :math:`E[s_t (v_t^T s_t)^2]` for each block t."""
-        parts = zip(self._families, self.split(v), strict=True)
-        return self._join([family.score_square_moment(part) for family, part in parts])
+        return self.map_parts(lambda family, part: family.score_square_moment(part), v)
 
     def log_prob(self, x: Float[Array, "*points"]) -> Float[Array, "*leading"]:
         r"""Return :math:`\sum_t \log q(x_t)`, each block with its own logits."""
@@ -114,6 +113,14 @@ class Blocks(Distribution):
         total = xp.cumulative_sum(v, axis=-1)
         before = xp.concat([xp.zeros_like(total[..., :1]), total[..., :-1]], axis=-1)
         return xp.take(before, xp.asarray(_first_coordinates(self.blocks), device=device(v)), axis=-1)
+
+    @final
+    def map_parts(
+        self, function: Callable[[Bernoulli | Categorical, Array], Array], v: Float[Array, "*points"]
+    ) -> Float[Array, "*points"]:
+        """Apply a function of a family and its part of v to every run of blocks of one kind."""
+        parts = zip(self._families, self.split(v), strict=True)
+        return self._join([function(family, part) for family, part in parts])
 
     @final
     def split(self, v: Float[Array, "*points"]) -> list[Float[Array, "..."]]:

@@ -19,10 +19,13 @@ from doublecv.distributions import Bernoulli, Categorical, Distribution
 from doublecv.paths import Block, Blocks, Mixed, Path
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
-MOST_POSITIONS_CHECKED = 32
-"""The number of positions at which the causality of an autoregressive model is checked."""
+MOST_POSITIONS_CHECKED = 1024
+"""The number of positions, evenly spread, at which the causality of an autoregressive model is checked."""
+
+POSITIONS_AT_ONCE = 32
+"""The number of positions that one call of `logits_of` checks."""
 
 
 class Uniform(Protocol):
@@ -47,7 +50,15 @@ class Visit(NamedTuple):
 
 
 class Sequential(ABC):
-    """Describe a distribution that is drawn in several blocks; the base of `Product`, `Layers`, `Autoregressive`."""
+    """Describe a distribution that is drawn in several blocks; the base of `Product`, `Layers`, `Autoregressive`.
+
+    Attributes:
+        batch_shape: the axes of independent problems.
+        like: an array of the type and device of the samples; None for those of new arrays.
+    """
+
+    batch_shape: Shape
+    like: Array | None
 
     @abstractmethod
     def visit(self, samples: int, uniform: Uniform) -> Visit:
@@ -87,11 +98,8 @@ class Product(Sequential):
         if len(set(shapes.values())) > 1:
             raise ValueError(f"the distributions of a Product must have the same batch axes, got {shapes}")
         self.distributions = distributions
-
-    @property
-    def batch_shape(self) -> Shape:
-        """Return the axes of independent problems."""
-        return next(iter(self.distributions.values())).batch_shape
+        self.like = next(iter(distributions.values())).logits
+        self.batch_shape = next(iter(shapes.values()))
 
     def visit(self, samples: int, uniform: Uniform) -> Visit:
         """Draw K samples; all of them visit the same logits."""
@@ -146,11 +154,8 @@ class Layers(Sequential):
                     f"{type(conditional).__name__} for layer {index + 2}"
                 )
         self.first, self.conditionals = first, conditionals
-
-    @property
-    def batch_shape(self) -> Shape:
-        """Return the axes of independent problems."""
-        return self.first.batch_shape
+        self.like = first.like if isinstance(first, Product) else first.logits
+        self.batch_shape = first.batch_shape
 
     def visit(self, samples: int, uniform: Uniform) -> Visit:
         """Draw K paths, layer by layer."""
@@ -292,8 +297,9 @@ class Autoregressive(Sequential):
     def check(self, uniform: Uniform) -> None:
         """Raise if the logits of some position depend on that position or a later one.
 
-        One call of `logits_of`: copies of a random sequence differ from position t on, each copy with another t, and
-        the logits up to t must be the same. Nothing is checked inside a JAX transformation, where values are not known.
+        Copies of a random sequence differ from position t on, each copy with another t, and the logits up to t must be
+        the same. It takes fewer calls of `logits_of` than drawing a sequence. Nothing is checked inside a JAX
+        transformation, where values are not known.
         """
         positions = np.unique(np.linspace(0, self.length - 1, MOST_POSITIONS_CHECKED).round().astype(int))
         noise = uniform((2, *self.batch_shape, self.length), self.like)
@@ -304,7 +310,15 @@ class Autoregressive(Sequential):
         # The second sequence differs from the first at every position that has more than one value.
         other = (noise[:1] + 0.5) % 1 if self.categories is None else (noise[:1] + 1 / self.categories) % 1
         base, changed = family.sample(noise[:1]), family.sample(other)
-        late = xp.asarray(np.arange(self.length) >= positions[:, None], device=device(noise))
+        for start in range(0, len(positions), POSITIONS_AT_ONCE):
+            self._check_positions(positions[start : start + POSITIONS_AT_ONCE], base, changed)
+
+    def _check_positions(
+        self, positions: Int[np.ndarray, "checked"], base: Float[Array, "1 *point"], changed: Float[Array, "1 *point"]
+    ) -> None:
+        """Raise if the logits up to one of the positions are not the same for sequences that differ from there on."""
+        xp, place = namespace(base), device(base)
+        late = xp.asarray(np.arange(self.length) >= positions[:, None], device=place)
         late = xp.reshape(late, (len(positions), *(1,) * len(self.batch_shape), self.length))
         late = late if self.categories is None else late[..., None]
         logits = detach(self._logits(xp.concat([base, xp.where(late, changed, base)], axis=0)))

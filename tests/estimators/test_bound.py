@@ -17,6 +17,7 @@ from doublecv.paths import Block, Path
 from test_paths import CHAINS, Chain, random_coefficients
 
 NAMES = dcv.MultiSampleBound(2).needs.coefficients
+WEIGHTS = np.random.default_rng(2).normal(size=(3, 3))
 
 
 def _bias(chain, estimator, learned):
@@ -26,15 +27,20 @@ def _bias(chain, estimator, learned):
     g = estimator.apply(q, evaluation, learned).gradient
     samples = range(estimator.samples)
     mean = sum(chain.pull_back(probabilities, evaluation.x[k], g[k]) for k in samples)
-    exact = sum(chain.pull_back(probabilities * values, evaluation.x[k], q.score(evaluation.x)[k]) for k in samples)
+    # With q held constant in log w, the gradient through log q is minus the score, with the normalized weights.
+    weight = values - estimator.held * np.exp(evaluation.f - values) / estimator.samples
+    weight = np.broadcast_to(weight, evaluation.f.shape)
+    score = q.score(evaluation.x)
+    exact = sum(chain.pull_back(probabilities * weight[k], evaluation.x[k], score[k]) for k in samples)
     return np.abs(mean - exact).max()
 
 
 @pytest.mark.parametrize("chain", ["one-block", "three-bits", "two-layers", "bits-and-categories"])
 @pytest.mark.parametrize("samples", [2, 3])
 @pytest.mark.parametrize("control", [True, False])
-def test_unbiased_over_all_outcomes(chain, samples, control):
-    estimator = dcv.MultiSampleBound(samples, control=control)
+@pytest.mark.parametrize("held", [True, False])
+def test_unbiased_over_all_outcomes(chain, samples, control, held):
+    estimator = dcv.MultiSampleBound(samples, control=control, held=held)
     chain = Chain((Block(3),) if chain == "one-block" else CHAINS[chain])
     assert _bias(chain, estimator, random_coefficients(estimator)) < 1e-10
 
@@ -43,6 +49,39 @@ def test_unbiased_over_all_outcomes(chain, samples, control):
 def test_every_control_variate_is_unbiased(name):
     one = fixed_coefficients({other: 2.0 * (other == name) for other in NAMES})
     assert _bias(Chain(CHAINS["bits-and-categories"]), dcv.MultiSampleBound(3), one) < 1e-10
+
+
+def test_the_baseline_of_the_weights_is_unbiased():
+    estimator = dcv.MultiSampleBound(3, held=True)
+    one = fixed_coefficients({name: 2.0 * (name == "weight") for name in estimator.needs.coefficients})
+    assert _bias(Chain(CHAINS["bits-and-categories"]), estimator, one) < 1e-10
+
+
+def test_held_logits_and_differentiated_ones_give_the_same_gradient(x64):
+    logits, weights = jnp.array([[0.3, -0.8, 0.1]]), jnp.asarray(WEIGHTS)
+
+    def gradient(held):
+        expectation = doublecv.jax.Expectation(dcv.MultiSampleBound(4, control=False, held=held))
+
+        def loss(logits):
+            q = dcv.Bernoulli(logits=logits)
+            inside = q.detach() if held else q
+            f = lambda x: jnp.tanh(x @ weights).sum(-1) - inside.log_prob(x)  # noqa: E731, as users write it
+            return expectation(f, q, expectation.init(q).learned, jax.random.key(0)).sum()
+
+        return jax.grad(loss)(logits)
+
+    np.testing.assert_allclose(gradient(True), gradient(False), atol=1e-12)
+
+
+def test_moments_are_learned_on_paths():
+    expectation = doublecv.jax.Expectation(dcv.MultiSampleBound(3))
+    weights = jnp.triu(jnp.ones((4, 4)), 1)
+    q = dcv.Autoregressive(lambda x: x @ weights - 1, 4, batch_shape=(5,))
+    state = expectation.init(q)
+    estimate = expectation.estimate(lambda x: jnp.sin(x.sum(-1)), q, state.learned, jax.random.key(0))
+    state = expectation.update(estimate.learned_gradient, state)
+    assert float(state.learned.averages["steps"][1]) == 1
 
 
 def test_without_the_correction_it_is_biased(monkeypatch):
@@ -70,9 +109,6 @@ def test_vanishing_weights_do_no_harm():
     estimator = dcv.MultiSampleBound(3)
     estimate = estimator.apply(dcv.Bernoulli(logits=np.zeros((4, 3))), evaluation, random_coefficients(estimator))
     assert np.all(np.isfinite(estimate.gradient))
-
-
-WEIGHTS = np.random.default_rng(2).normal(size=(3, 3))
 
 
 def _exact(logits, theta):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from doublecv.arrays import Array, matrix_product
+from doublecv.diagnostics.problem import total_gradient
 from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, Learned, LinearEstimator, Parts, fixed_coefficients
 from doublecv.estimators.moments import least_variance
@@ -67,7 +68,7 @@ def require_linear(estimator: Estimator) -> LinearEstimator | None:
 
 def products_of_parts(parts: Parts, estimator: LinearEstimator) -> Float[Array, "1+n 1+n"]:
     r"""Return :math:`(g_0, h) (g_0, h)^T`, summed over batch elements and coordinates, of one estimate; traceable."""
-    stacked = parts.stack(estimator.needs.coefficients)
+    stacked = total_gradient(parts.q, parts.stack(estimator.needs.coefficients))
     flat = parts.q.xp.reshape(stacked, (stacked.shape[0], -1))
     return matrix_product(flat, flat.T)
 

@@ -128,6 +128,8 @@ def compare(
     if draws < 2:
         raise ValueError(f"draws must be at least 2, got {draws}")
     entrants, left_out = collect(estimators, samples)
+    for entrant in entrants:
+        problem.check_entrant(entrant.estimator)
     states = [_prepare(problem, entrant, learned or {}, draws, steps) for entrant in entrants]
     rows = [measure_row(problem, entrant, state, draws) for entrant, state in zip(entrants, states, strict=True)]
     if rounds:

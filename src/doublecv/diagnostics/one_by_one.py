@@ -14,6 +14,7 @@ from doublecv.arrays import Array, Shape
 from doublecv.checks import missing_gradient
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.estimators import Estimator
+from doublecv.paths import Blocks
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -97,6 +98,8 @@ def verify(
 
 def opposite(q: Distribution, x: Float[Array, "K *logits"]) -> Float[Array, "K *logits"]:
     """Return points of the support that differ from x in every variable that has two values."""
+    if isinstance(q, Blocks):
+        return q.map_parts(opposite, x)
     return 1 - x if isinstance(q, Bernoulli) else q.xp.roll(x, 1, axis=-1)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from doublecv.arrays import Array
+from doublecv.checks import PATH_ESTIMATORS, check_sequential
 from doublecv.diagnostics.entrants import AnyEstimator
 from doublecv.diagnostics.meter import Meter, SquaredBias, measure_squared_bias, merge
 from doublecv.distributions import Distribution
@@ -35,13 +37,20 @@ Measure: TypeAlias = Callable[[int, int], Meter]
 
 def check_distribution(q: object) -> None:
     """Raise unless q is a distribution that can be measured."""
-    if isinstance(q, Sequential):
-        raise TypeError(
-            f"q must be a Bernoulli or Categorical, got {type(q).__name__}, whose samples visit logits of their own; "
-            f"measure the variance of the gradient in the parameters that make the logits"
-        )
-    if not isinstance(q, Distribution):
+    if not isinstance(q, Distribution | Sequential):
         raise TypeError(f"q must be a distribution such as doublecv.Bernoulli(logits=logits), got {type(q).__name__}")
+
+
+def total_gradient(q: Distribution, gradient: Float[Array, "*visited"]) -> Float[Array, "*logits"]:
+    """Return the gradient in the logits of q; on paths, where every sample has its own, the sum over the samples.
+
+    The sum is the gradient in numbers that are added to the logits of all samples: in the biases of the layers.
+
+    Args:
+        q: the distribution that the samples came from.
+        gradient: a gradient, or parts of one in front, with the samples in front of the batch axes if q is a path.
+    """
+    return q.xp.sum(gradient, axis=-len(q.batch_shape) - q.event_axes - 1) if q.visited else gradient
 
 
 class Prepared(NamedTuple):
@@ -58,7 +67,7 @@ class Problem(ABC):
         q: the distribution.
     """
 
-    q: Distribution
+    q: Distribution | Sequential
 
     @abstractmethod
     def optimal_coefficients(self, estimator: Estimator, draws: int) -> Learned:
@@ -80,6 +89,19 @@ class Problem(ABC):
     def exact_gradient(self) -> Float[np.ndarray, "*logits"]:
         """Return the exact gradient by enumeration."""
 
+    def check_entrant(self, estimator: AnyEstimator) -> None:
+        """Raise unless the estimator supports q."""
+        if not isinstance(self.q, Sequential):
+            if isinstance(estimator, Estimator):
+                estimator.check_family(self.q)
+        elif isinstance(estimator, Estimator):
+            check_sequential(estimator)
+        else:
+            raise TypeError(
+                f"{type(estimator).__name__} is for independent variables of one kind, got q = "
+                f"{type(self.q).__name__}; take one of {', '.join(PATH_ESTIMATORS)}"
+            )
+
     def prepare(self, estimator: AnyEstimator, draws: int, steps: int) -> Prepared:
         """Return the state for a measurement: best coefficients where they exist, otherwise a trained state."""
         if not isinstance(estimator, Estimator):
@@ -91,7 +113,9 @@ class Problem(ABC):
         return Prepared(NOTHING, "-")
 
     def is_enumerable(self) -> bool:
-        """Return whether the support is small enough for the exact gradient."""
+        """Return whether the support is small enough for the exact gradient; that of a path is not enumerated."""
+        if isinstance(self.q, Sequential):
+            return False
         values = self.q.variable_values().shape[0]
         return bool(float(values) ** self.q.event_shape[0] * prod(self.q.logits.shape) <= LARGEST_EXACT)
 

@@ -104,8 +104,7 @@ def candidates(
         for name in estimators:
             try:
                 estimator = by_name(name, count) if isinstance(name, str) else name
-                if isinstance(estimator, Estimator):
-                    estimator.check_family(problem.q)
+                problem.check_entrant(estimator)
             except UnknownName:
                 raise
             except (TypeError, ValueError):

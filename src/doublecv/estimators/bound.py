@@ -49,8 +49,14 @@ class MultiSampleBound(LinearEstimator):
     not depend on :math:`x_s`. In the second, :math:`P_{js}` has mean 0 given :math:`x_s`. The third does not contain
     :math:`x_s`.
 
-    In :math:`\log w = \log p(x, y) - \log q(x)` the logits of q must not be held constant: unlike the mean of
-    :math:`\log q`, the bound has a gradient that passes through them.
+    In :math:`\log w = \log p(x, y) - \log q(x)` the bound has a gradient that passes through the logits of q, unlike
+    the mean of :math:`\log q`. Either f does not hold them constant, and automatic differentiation adds that gradient;
+    or f holds them constant (`q.detach()`, as in an ELBO), and with `held` the estimator adds it,
+
+    .. math:: g_0 = \sum_s (F - F_{-s} - \hat w_s) \, s(x_s), \qquad \hat w_s = \frac{w_s}{\sum_j w_j}.
+
+    The mean is the same. With `held` the coefficients make the variance of the complete gradient small, and there is
+    one more control variate, a baseline of :math:`\hat w_s`: :math:`h_{weight} = \sum_s \omega_s s(x_s)`.
 
     >>> MultiSampleBound(samples=8).needs.coefficients
     ('current', 'crossed', 'own')
@@ -58,16 +64,18 @@ class MultiSampleBound(LinearEstimator):
     Attributes:
         samples: S >= 2.
         control: whether to add the control variates, which use the gradient of f; VIMCO otherwise.
+        held: whether f is :math:`\log p - \log q` with the logits of q held constant.
         learning: see `LinearEstimator`.
     """
 
     control: bool = True
+    held: bool = False
     learning: Learning = field(default="moments", kw_only=True)
 
     @cached_property
     def needs(self) -> Needs:
         """Return the needs: log w at two or more samples, and its gradient for the control variates."""
-        names = ("current", "crossed", "own") if self.control else ()
+        names = ("current", "crossed", "own", *(("weight",) if self.held else ())) if self.control else ()
         return Needs(gradient=self.control, minimum_samples=2, path=True, bound=True, coefficients=names)
 
     def parts(self, q: Distribution, evaluation: Evaluation) -> Vectors:
@@ -77,7 +85,10 @@ class MultiSampleBound(LinearEstimator):
         score = q.score(x)
         replaced = _replace_own(log_weight)
         without = log_mean_exp(replaced, axis=1)
-        advantage = log_mean_exp(log_weight, axis=0)[None] - without
+        bound = log_mean_exp(log_weight, axis=0)[None]
+        advantage = bound - without
+        if self.held:
+            advantage = advantage - xp.exp(log_weight - bound) / S
 
         def total(v: Array) -> Array:
             return S * mean_over_samples(q, v)
@@ -101,6 +112,8 @@ class MultiSampleBound(LinearEstimator):
             "crossed": total(q.scale(crossed, score)),
             "own": total(q.scale(baseline, score)),
         }
+        if self.held:
+            h["weight"] = total(q.scale(omega, score))
         return Vectors(q, g0, h)
 
 

@@ -86,7 +86,10 @@ class Vectors(Parts):
 
     def magnitude(self, names: Iterable[str]) -> Float[Array, "n *batch"]:
         """Return the square of the size that the terms of h have before they cancel, the same for all names."""
-        size = self.q.xp.zeros_like(self.q.dot(self.g0, self.g0)) if self.size is None else self.size
+        size = self.size
+        if size is None:
+            squares = self.q.dot(self.g0, self.g0)
+            size = self.q.xp.zeros_like(squares[0] if self.q.visited else squares)
         return self.q.xp.stack([size for _ in names])
 
     def subsample(self, step: int) -> Self:

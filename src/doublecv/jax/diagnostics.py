@@ -19,15 +19,17 @@ from doublecv.diagnostics.comparison import TRAINING_STEPS, Comparison
 from doublecv.diagnostics.entrants import AnyEstimator
 from doublecv.diagnostics.meter import Meter, Variance, add, empty, summarize
 from doublecv.diagnostics.one_by_one import SAMPLES, Check, verify
-from doublecv.diagnostics.problem import FIT_STREAM, Measure, Problem, check_distribution
+from doublecv.diagnostics.problem import FIT_STREAM, Measure, Problem, check_distribution, total_gradient
 from doublecv.diagnostics.recommendation import CANDIDATES, Recommendation
 from doublecv.diagnostics.timing import ROUNDS
 from doublecv.distributions import Distribution
 from doublecv.estimators import RLOO, Estimator, Learned
 from doublecv.estimators.moments import least_variance
 from doublecv.exact import exact_gradient
+from doublecv.jax.drawing import draw, uniform
 from doublecv.jax.expectation import Expectation, check_arrays, check_key
 from doublecv.jax.rule import Function, checked_function, closure_convert, evaluate
+from doublecv.sequential import Sequential
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray
@@ -41,7 +43,7 @@ TRAINING_RATE = 1e-2
 
 def variance(
     f: Function,
-    q: Distribution,
+    q: Distribution | Sequential,
     estimator: AnyEstimator,
     learned: Learned | None = None,
     *,
@@ -51,6 +53,9 @@ def variance(
     has_aux: bool = False,
 ) -> Variance:
     """Return the variance of an estimator over independent draws, with its standard error.
+
+    For a `Layers` or `Autoregressive` it is the variance of the sum over the samples of the gradients in the logits
+    that they visited: of the gradient in numbers that are added to the logits of all samples, the biases of the layers.
 
     >>> import doublecv as dcv
     >>> q = dcv.Bernoulli(logits=jnp.zeros((2, 3)))
@@ -71,6 +76,7 @@ def variance(
     if draws < 2:
         raise ValueError(f"draws must be at least 2, got {draws}")
     problem = JaxProblem.make(f, q, key, context, has_aux)
+    problem.check_entrant(estimator)
     if learned is None and isinstance(estimator, Estimator):
         learned = Expectation(estimator).init(q, context=context).learned
     return summarize(problem.measure(estimator, learned or Learned({}, {}, {}))(draws, 0))
@@ -78,7 +84,7 @@ def variance(
 
 def optimal_coefficients(
     f: Function,
-    q: Distribution,
+    q: Distribution | Sequential,
     estimator: Estimator,
     *,
     key: PRNGKeyArray | None = None,
@@ -112,6 +118,8 @@ def optimal_coefficients(
         check_distribution(q)
         check_arrays(q)
         check_estimator(estimator)
+        if isinstance(q, Sequential):
+            raise TypeError(f"key is None, but all paths of a {type(q).__name__} cannot be enumerated; give a key")
         return coefficients.optimal_coefficients(_values_only(f, has_aux), q, estimator)
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
@@ -121,7 +129,7 @@ def optimal_coefficients(
 
 def compare(
     f: Function,
-    q: Distribution,
+    q: Distribution | Sequential,
     estimators: Iterable[AnyEstimator | str] | AnyEstimator | str,
     *,
     key: PRNGKeyArray,
@@ -169,7 +177,7 @@ def compare(
 
 def recommend(
     f: Function,
-    q: Distribution,
+    q: Distribution | Sequential,
     *,
     key: PRNGKeyArray,
     budget: float = 60.0,
@@ -199,7 +207,7 @@ def recommend(
 
 def check(
     f: Function,
-    q: Distribution,
+    q: Distribution | Sequential,
     estimator: Estimator | None = None,
     *,
     key: PRNGKeyArray,
@@ -224,11 +232,10 @@ def check(
     problem = JaxProblem.make(f, q, key, None, has_aux)
     if estimator is not None:
         check_estimator(estimator)
-        estimator.check_family(q)
-    held = q.detach().widen()
-    drawing = RLOO(samples=SAMPLES) if estimator is None else estimator
-    x = drawing.draw(held, jax.random.uniform(key, drawing.noise_shape(held), held.logits.dtype))
-    checked = checked_function(problem.f, held, False, q.logits.dtype)
+        problem.check_entrant(estimator)
+    drawn = draw(problem.f, q, RLOO(samples=SAMPLES) if estimator is None else estimator, key)
+    held, x = drawn.held, drawn.x
+    checked = checked_function(drawn.f, held, False, drawn.q.logits.dtype)
     values_at = jax.jit(lambda x: checked(x)[0])
     return verify(held, x, values_at, lambda x: evaluate(checked, x)[1], estimator)
 
@@ -257,7 +264,7 @@ def measure(gradient: Callable[[Any], Any], key: PRNGKeyArray, draws: int, chunk
 
 def best_coefficients(
     f: Function,
-    q: Distribution,
+    q: Distribution | Sequential,
     estimator: Estimator,
     key: PRNGKeyArray,
     draws: int,
@@ -273,7 +280,7 @@ def best_coefficients(
 
 def mean_products(
     f: Function,
-    q: Distribution,
+    q: Distribution | Sequential,
     estimator: Estimator,
     key: PRNGKeyArray,
     draws: int,
@@ -282,20 +289,24 @@ def mean_products(
     r"""Return the mean over draws of :math:`(g_0, h) (g_0, h)^T`, for the best coefficients; traceable."""
     linear = coefficients.require_linear(estimator)
     assert linear is not None
-    expectation, wide = Expectation(linear), q.detach().widen()
+    expectation = Expectation(linear)
     learned = expectation.init(q, context=context).learned
 
     def products(key: Any) -> Any:
-        evaluation = expectation.estimate(f, q, learned, key, context=context).evaluation
-        return coefficients.products_of_parts(linear.parts(wide, evaluation), linear)
+        estimate = expectation.estimate(f, q, learned, key, context=context)
+        return coefficients.products_of_parts(linear.parts(estimate.q, estimate.evaluation), linear)
 
     mean: jax.Array = measure(products, key, draws, chunk_size(q, estimator, draws)).mean
     return mean
 
 
-def chunk_size(q: Distribution, estimator: AnyEstimator, draws: int) -> int:
+def chunk_size(q: Distribution | Sequential, estimator: AnyEstimator, draws: int) -> int:
     """Return the number of estimates that are computed at once."""
-    size: int = prod(q.logits.shape) * estimator.evaluations
+    if isinstance(q, Sequential):
+        sample = jax.eval_shape(lambda: q.visit(1, uniform(jax.random.key(0))).x).shape
+    else:
+        sample = q.logits.shape
+    size: int = prod(sample) * estimator.evaluations
     return max(1, min(draws, 100, NUMBERS_AT_ONCE // max(1, size)))
 
 
@@ -312,7 +323,7 @@ class JaxProblem(Problem):
     """
 
     f: Function
-    q: Distribution
+    q: Distribution | Sequential
     key: Any
     context: Any
     differentiate_f: bool
@@ -363,6 +374,8 @@ class JaxProblem(Problem):
 
     def step(self, estimator: AnyEstimator) -> Callable[[], object]:
         """Return a function that computes all gradients of a training step around f, once."""
+        if isinstance(self.q, Sequential):
+            return self._sequential_step(estimator, self.q)
         q, shape = self.q, (estimator.samples, *self.q.logits.shape)
         converted = closure_convert(self.f, jnp.zeros(shape, q.logits.dtype))
         constants = [jnp.asarray(constant) for constant in converted.constants]
@@ -394,13 +407,45 @@ class JaxProblem(Problem):
         )
         return lambda: _finished(biased_step(q.logits, differentiated, held, self.key))
 
+    def _sequential_step(self, estimator: AnyEstimator, q: Sequential) -> Callable[[], object]:
+        """Return a training step in the arrays that f and the functions of q close over."""
+        assert isinstance(estimator, Estimator)
+        expectation, f = Expectation(estimator), self.f
+        learned = expectation.init(q).learned
+        if not self.differentiate_f:
+            visit = q.visit(estimator.samples, uniform(self.key))
+            converted = closure_convert(self.f, visit.structure(visit.x))
+
+            def f(x: Any) -> Any:
+                return converted.call(jax.lax.stop_gradient(converted.constants), x)
+
+        def loss(learned: Any, key: Any) -> Any:
+            return expectation(f, q, learned, key).mean()
+
+        whole = closure_convert(loss, learned, self.key)
+        smooth = [jnp.issubdtype(jnp.result_type(array), jnp.floating) for array in whole.constants]
+
+        def of_arrays(differentiated: list[Any], learned: Any, key: Any) -> Any:
+            given = iter(differentiated)
+            constants = [
+                next(given) if wanted else array for array, wanted in zip(whole.constants, smooth, strict=True)
+            ]
+            return whole.call(constants, learned, key)
+
+        differentiated = [array for array, wanted in zip(whole.constants, smooth, strict=True) if wanted]
+        program = jax.jit(jax.value_and_grad(of_arrays, argnums=(0, 1)))
+        return lambda: _finished(program(differentiated, learned, self.key))
+
     def exact_gradient(self) -> Float[np.ndarray, "*logits"]:
         """Return the exact gradient by enumeration."""
+        assert isinstance(self.q, Distribution)
         return np.asarray(exact_gradient(self.f, self.q), dtype=float)
 
     def _gradient(self, estimator: AnyEstimator, learned: Learned, key: Any) -> Any:
         if isinstance(estimator, Estimator):
-            return Expectation(estimator).estimate(self.f, self.q, learned, key, context=self.context).gradient
+            estimate = Expectation(estimator).estimate(self.f, self.q, learned, key, context=self.context)
+            return total_gradient(estimate.q, estimate.gradient)
+        assert isinstance(self.q, Distribution)
         return _biased_step(lambda _: self.f, self.q, estimator, None, key)[1]
 
     def _key(self, stream: int) -> Any:

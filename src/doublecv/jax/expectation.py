@@ -54,9 +54,11 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: the mean of f over the K samples.
-        gradient: the estimate of the gradient of E_q f in the logits, for every batch element.
+        gradient: the estimate of the gradient of E_q f in the logits, for every batch element; on a path, in the
+            logits that each sample visited, with the samples in front.
         learned_gradient: the gradient of the learned state, for `Expectation.update`.
         evaluation: the samples, f at them, and what else the estimator needs.
+        q: the distribution that the samples came from, with its logits held constant: the visited ones of a path.
         aux: the auxiliary output of f, or None.
     """
 
@@ -64,6 +66,7 @@ class Estimate(NamedTuple):
     gradient: Float[Array, "*logits"]
     learned_gradient: Learned
     evaluation: Evaluation
+    q: Distribution
     aux: Any
 
 
@@ -204,7 +207,8 @@ class Expectation:
         weight = jnp.full(q.batch_shape, 1 / max(1, prod(q.batch_shape)), held.logits.dtype)
         gradient, of_learned = gradients(estimator, pullback, held, learned, x, values, df, side, weight)
         evaluation = side.evaluation(x, values, df)
-        return Estimate(combine(estimator, values), gradient.astype(q.logits.dtype), of_learned, evaluation, aux)
+        gradient = gradient.astype(q.logits.dtype)
+        return Estimate(combine(estimator, values), gradient, of_learned, evaluation, held, aux)
 
     def update(self, gradients: Learned, state: State) -> State:
         """Move the state by the gradients of one step: the numbers by the optimizer, the averages by the statistics.
@@ -240,8 +244,8 @@ class Expectation:
 
 def check_arrays(q: Any) -> None:
     """Raise if the logits of q are not an array that JAX takes."""
-    logits = getattr(q, "logits", None)
-    if isinstance(q, Distribution) and type(logits).__module__.partition(".")[0] == "torch":
+    logits = q.like if isinstance(q, Sequential) else getattr(q, "logits", None)
+    if isinstance(q, Distribution | Sequential) and type(logits).__module__.partition(".")[0] == "torch":
         raise TypeError("logits of q is a torch tensor; use doublecv.torch.Expectation, or make q of a JAX array")
 
 

@@ -16,12 +16,14 @@ from doublecv.diagnostics.comparison import TRAINING_STEPS, Comparison
 from doublecv.diagnostics.entrants import AnyEstimator
 from doublecv.diagnostics.meter import Meter, Variance, add, empty, summarize
 from doublecv.diagnostics.one_by_one import SAMPLES, Check, verify
-from doublecv.diagnostics.problem import FIT_STREAM, Measure, Problem, check_distribution
+from doublecv.diagnostics.problem import FIT_STREAM, Measure, Problem, check_distribution, total_gradient
 from doublecv.diagnostics.recommendation import CANDIDATES, Recommendation
 from doublecv.diagnostics.timing import ROUNDS
 from doublecv.distributions import Distribution
 from doublecv.estimators import RLOO, Estimator, Learned
 from doublecv.exact import exact_gradient
+from doublecv.sequential import Sequential
+from doublecv.torch.drawing import Drawn, draw_path, uniform
 from doublecv.torch.evaluating import Function, checked_function, evaluate
 from doublecv.torch.expectation import PATIENCE, Expectation
 from doublecv.torch.families import as_family
@@ -35,7 +37,7 @@ NUMBERS_AT_ONCE = 2**20
 TRAINING_RATE = 1e-2
 """The rate of Adam in the short training of a state."""
 
-AnyDistribution = Distribution | torch.distributions.Distribution
+AnyDistribution = Distribution | Sequential | torch.distributions.Distribution
 
 
 def variance(
@@ -50,6 +52,9 @@ def variance(
     has_aux: bool = False,
 ) -> Variance:
     """Return the variance of an estimator over independent draws, with its standard error.
+
+    For a `Layers` or `Autoregressive` it is the variance of the sum over the samples of the gradients in the logits
+    that they visited: of the gradient in numbers that are added to the logits of all samples, the biases of the layers.
 
     >>> import doublecv as dcv
     >>> q = dcv.Bernoulli(logits=torch.zeros(2, 3))
@@ -71,6 +76,7 @@ def variance(
     if draws < 2:
         raise ValueError(f"draws must be at least 2, got {draws}")
     problem = TorchProblem.make(f, q, generator, context, has_aux)
+    problem.check_entrant(estimator)
     return summarize(problem.measure(estimator, learned)(draws, 0))
 
 
@@ -112,6 +118,10 @@ def optimal_coefficients(
         raise ValueError(f"draws must be at least 1, got {draws}")
     problem = TorchProblem.make(f, q, generator, context, has_aux)
     if draws is None:
+        if isinstance(problem.q, Sequential):
+            raise TypeError(
+                f"draws is None, but all paths of a {type(problem.q).__name__} cannot be enumerated; give draws"
+            )
         with torch.no_grad():
             return coefficients.optimal_coefficients(problem.f, problem.q.detach(), estimator)
     return problem.optimal_coefficients(estimator, draws)
@@ -220,13 +230,12 @@ def check(
         has_aux: whether f returns a pair of values and auxiliary output, which is not used.
     """
     problem = TorchProblem.make(f, q, generator, None, has_aux)
-    wide = problem.q.detach().widen()
     if estimator is not None:
         check_estimator(estimator)
-        estimator.check_family(wide)
-    drawing = RLOO(samples=SAMPLES) if estimator is None else estimator
-    x = drawing.draw(wide, problem.draw_noise(drawing, problem.generator(0)))
-    checked = checked_function(problem.f, wide, False, problem.q.logits.dtype)
+        problem.check_entrant(estimator)
+    drawn = problem.draw(RLOO(samples=SAMPLES) if estimator is None else estimator, problem.generator(0))
+    wide, x = drawn.held, drawn.x
+    checked = checked_function(drawn.f, wide, False, drawn.q.logits.dtype)
 
     def values_at(points: Tensor) -> Tensor:
         with torch.no_grad():
@@ -248,7 +257,7 @@ class TorchProblem(Problem):
     """
 
     f: Function
-    q: Distribution
+    q: Distribution | Sequential
     seed: int
     context: Any
     differentiate_f: bool
@@ -261,10 +270,10 @@ class TorchProblem(Problem):
         check_function(f, q)
         family = as_family(q)
         check_distribution(family)
-        if not isinstance(family.logits, Tensor):
+        logits = family.like if isinstance(family, Sequential) else family.logits
+        if not isinstance(logits, Tensor | None):
             raise TypeError(
-                f"logits of q must be a torch tensor, got {type(family.logits).__name__}; use doublecv.jax for JAX "
-                f"arrays"
+                f"logits of q must be a torch tensor, got {type(logits).__name__}; use doublecv.jax for JAX arrays"
             )
         device = "cpu" if generator is None else generator.device
         seed = int(torch.randint(2**31, (), generator=generator, device=device))
@@ -276,19 +285,21 @@ class TorchProblem(Problem):
         linear = coefficients.require_linear(estimator)
         if linear is None:
             return Learned({}, {}, {})
-        wide = self.q.detach().widen()
+        held = self.q.detach()
+        held = held if isinstance(held, Sequential) else held.widen()
         expectation, generator = self._expectation(linear, None), self.generator(FIT_STREAM)
         total = 0.0
         for _ in range(draws):
             with torch.no_grad():
-                estimate = expectation.estimate(self.f, wide, context=self.context, generator=generator)
-                products = coefficients.products_of_parts(linear.parts(wide, estimate.evaluation), linear)
+                estimate = expectation.estimate(self.f, held, context=self.context, generator=generator)
+                products = coefficients.products_of_parts(linear.parts(estimate.q, estimate.evaluation), linear)
             total = total + products.double() / draws
         return coefficients.solve(linear, total)
 
     def train(self, estimator: Estimator, steps: int) -> Learned:
         """Return the learned state after some steps on this problem."""
         expectation, generator = self._expectation(estimator, None), self.generator(FIT_STREAM)
+        assert isinstance(self.q, Distribution), "the state of every estimator on paths has best coefficients"
         logits, parameters = self.q.logits.detach().requires_grad_(), list(expectation.parameters())
         optimizer = torch.optim.Adam(parameters, lr=TRAINING_RATE) if parameters else None
         for _ in range(steps):
@@ -304,21 +315,26 @@ class TorchProblem(Problem):
     def measure(self, estimator: AnyEstimator, learned: Learned | None) -> Measure:
         """Return a function that draws gradients."""
         expectation = self._expectation(estimator, learned) if isinstance(estimator, Estimator) else None
-        wide = self.q.detach().widen()
-        chunk = max(1, min(100, NUMBERS_AT_ONCE // max(1, wide.logits.numel())))
+        held = self.q.detach()
+
+        def gradient(generator: torch.Generator) -> Tensor:
+            if expectation is None:
+                return self._biased_gradient(estimator, generator)
+            estimate = expectation.estimate(self.f, held, context=self.context, generator=generator)
+            found: Tensor = total_gradient(estimate.q, estimate.gradient)
+            return found
 
         def run(draws: int, stream: int) -> Meter:
-            generator, meter = self.generator(stream), empty(wide.logits)
-            for start in range(0, draws, chunk):
-                gradients = [
-                    self._biased_gradient(estimator, generator)
-                    if expectation is None
-                    else expectation.estimate(
-                        self.f, self.q.detach(), context=self.context, generator=generator
-                    ).gradient
-                    for _ in range(min(chunk, draws - start))
-                ]
-                meter = add(meter, torch.stack(gradients).to(wide.logits.dtype))
+            generator, meter, done = self.generator(stream), None, 0
+            while done < draws:
+                gradients = [gradient(generator)]
+                chunk = max(1, min(100, NUMBERS_AT_ONCE // max(1, gradients[0].numel()), draws - done))
+                gradients += [gradient(generator) for _ in range(chunk - 1)]
+                stacked = torch.stack(gradients)
+                stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+                meter = add(empty(stacked[0]) if meter is None else meter, stacked)
+                done += chunk
+            assert meter is not None
             return meter
 
         return run
@@ -331,6 +347,8 @@ class TorchProblem(Problem):
         expectation = self._expectation(estimator, None).train()
         # The parameters stay where they are, which is not a mistake here.
         expectation._watched = PATIENCE + 1, []
+        if isinstance(self.q, Sequential):
+            return self._sequential_step(expectation, self.q, generator)
         logits = self.q.logits.detach().requires_grad_()
         q = self.q.with_logits(logits)
         own = [logits, *expectation.parameters()]
@@ -342,17 +360,43 @@ class TorchProblem(Problem):
         inputs = [*own, *(_leaves(loss(), excluded=own) if self.differentiate_f else [])]
         return lambda: torch.autograd.grad(loss(), inputs, allow_unused=True)
 
+    def _sequential_step(
+        self, expectation: Expectation, q: Sequential, generator: torch.Generator
+    ) -> Callable[[], object]:
+        """Return a training step in the leaves that f and the functions of q use."""
+        own = list(expectation.parameters())
+
+        def loss() -> Tensor:
+            mean: Tensor = expectation(self.f, q, context=self.context, generator=generator).mean()
+            return mean
+
+        visited = q.visit(expectation.estimator.samples, uniform(generator)).q.logits
+        leaves = _leaves(loss() if self.differentiate_f else visited.sum(), excluded=own)
+        if not own and not leaves:
+            return lambda: expectation.estimate(self.f, q, context=self.context, generator=generator)
+        return lambda: torch.autograd.grad(loss(), [*own, *leaves], allow_unused=True)
+
     def exact_gradient(self) -> Float[np.ndarray, "*logits"]:
         """Return the exact gradient by enumeration."""
+        assert isinstance(self.q, Distribution)
         with torch.no_grad():
             return np.asarray(exact_gradient(self.f, self.q.detach()).cpu(), dtype=float)
 
     def generator(self, stream: int) -> torch.Generator:
         """Return the source of random numbers of a stream."""
-        return torch.Generator(self.q.logits.device).manual_seed(self.seed + stream)
+        like = self.q.like if isinstance(self.q, Sequential) else self.q.logits
+        return torch.Generator("cpu" if like is None else like.device).manual_seed(self.seed + stream)
+
+    def draw(self, estimator: Estimator, generator: torch.Generator) -> Drawn:
+        """Draw the samples of one estimate."""
+        if isinstance(self.q, Sequential):
+            return draw_path(self.f, self.q, estimator, generator)
+        wide, noise = self.q.detach().widen(), self.draw_noise(estimator, generator)
+        return Drawn(self.f, self.q, wide, noise, estimator.draw(wide, noise))
 
     def draw_noise(self, estimator: AnyEstimator, generator: torch.Generator) -> Tensor:
         """Return the uniform noise of the samples of one estimate."""
+        assert isinstance(self.q, Distribution)
         wide = self.q.detach().widen()
         shape, logits = estimator.noise_shape(wide), wide.logits
         return torch.rand(shape, dtype=logits.dtype, device=logits.device, generator=generator)
@@ -362,6 +406,7 @@ class TorchProblem(Problem):
 
     def _biased_gradient(self, estimator: AnyEstimator, generator: torch.Generator) -> Tensor:
         assert not isinstance(estimator, Estimator)
+        assert isinstance(self.q, Distribution)
         wide = self.q.detach().widen()
         noise = self.draw_noise(estimator, generator)
         x = estimator.draw(wide, noise)
@@ -371,6 +416,7 @@ class TorchProblem(Problem):
 
     def _biased_step(self, estimator: AnyEstimator, generator: torch.Generator) -> Callable[[], object]:
         assert not isinstance(estimator, Estimator)
+        assert isinstance(self.q, Distribution)
         wide = self.q.detach().widen()
         checked = checked_function(self.f, wide, False, self.q.logits.dtype)
 

@@ -49,9 +49,11 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: the mean of f over the K samples.
-        gradient: the estimate of the gradient of E_q f in the logits, for every batch element.
+        gradient: the estimate of the gradient of E_q f in the logits, for every batch element; on a path, in the
+            logits that each sample visited, with the samples in front.
         learned_gradient: the gradient of the learned numbers, and the statistics of this step.
         evaluation: the samples, f at them, and what else the estimator needs.
+        q: the distribution that the samples came from, with its logits held constant: the visited ones of a path.
         aux: the auxiliary output of f, or None.
     """
 
@@ -59,6 +61,7 @@ class Estimate(NamedTuple):
     gradient: Float[Tensor, "*logits"]
     learned_gradient: Learned
     evaluation: Evaluation
+    q: Distribution
     aux: Any
 
 
@@ -253,6 +256,7 @@ class Expectation(nn.Module):
             gradient.to(q.logits.dtype),
             Learned(total(of_numbers, learned.numbers, weight), averages, statistics),
             held.evaluation(x, values, df),
+            wide,
             aux,
         )
 
@@ -267,6 +271,10 @@ class Expectation(nn.Module):
         self._check_initialized()
         if isinstance(q, Sequential):
             check_sequential(self.estimator)
+            if not isinstance(q.like, Tensor | None):
+                raise TypeError(
+                    f"logits of q must be a torch tensor, got {type(q.like).__name__}; use doublecv.jax for JAX arrays"
+                )
             if noise is not None:
                 raise ValueError(
                     "noise cannot be given for a distribution that is drawn in several steps; take generator"

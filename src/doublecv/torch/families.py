@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from doublecv.distributions import Bernoulli, Categorical, Distribution
+from doublecv.sequential import Sequential
 
 
 def as_family(q: Any) -> Any:
@@ -36,6 +37,8 @@ def detach(q: Any) -> Any:
     torch.Size([2, 5])
     """
     family = as_family(q)
-    if not isinstance(family, Distribution):
-        raise TypeError(f"q must be a Bernoulli or OneHotCategorical of doublecv or torch, got {type(q).__name__}")
+    if not isinstance(family, Distribution | Sequential):
+        raise TypeError(
+            f"q must be a distribution of doublecv, or Bernoulli or OneHotCategorical of torch, got {type(q).__name__}"
+        )
     return family.detach()

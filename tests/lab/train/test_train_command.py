@@ -310,3 +310,27 @@ def test_help_comes_without_jax():
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "[]"
     assert "--decoder-samples" in result.stdout
+
+
+def test_the_importance_weighted_bound_is_trained_and_resumed(tmp_path, capsys):
+    """The command takes VIMCO's double control variate, one group of S samples; a resumed run has the same bytes."""
+    bound = ["--objective", "iwae", "--bound-samples-train", "3", "--batch", "20", "--checkpoint-every", "2"]
+    main([*SMALL, *bound, "--out", str(tmp_path / "whole")])
+    assert "bound" in capsys.readouterr().out
+    held = train_settings.read(tmp_path / "whole")
+    assert (held.objective, held.bound_samples_train, held.estimator) == ("iwae", 3, "vimco-double-cv")
+    records = list(LineReader(tmp_path / "whole" / "metrics.jsonl"))
+    assert records[0].keys() >= {"bound", "encoder_variance", "current", "crossed", "own", "weight"}
+    last = {name: value for record in records for name, value in record.items()}
+    assert last["train_bound_3"] >= last["train_elbo"]
+    assert last.keys() >= {"validation_bound_3", "test_bound_3", "test_bound_2", "test_elbo"}
+    main([*SMALL, *bound, "--steps", "2", "--out", str(tmp_path / "part")])
+    main(["train", "--resume", str(tmp_path / "part"), "--steps", "4"])
+    resumed = list(LineReader(tmp_path / "part" / "metrics.jsonl"))
+    assert [one for one in resumed if one["kind"] == "train"] == [one for one in records if one["kind"] == "train"]
+
+
+def test_the_bound_without_options_takes_its_own_estimator(tmp_path):
+    main([*SMALL, "--objective", "iwae", "--batch", "20", "--out", str(tmp_path / "run")])
+    held = train_settings.read(tmp_path / "run")
+    assert (held.estimator, held.samples, held.bound_samples_train) == ("vimco-double-cv", 1, 8)

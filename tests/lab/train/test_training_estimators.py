@@ -89,3 +89,55 @@ def test_two_layers_train(name):
 def test_what_two_layers_do_not_have(changes):
     with pytest.raises(InputError, match="--network two-layer"):
         tiny_settings(network="two-layer", **changes).check()
+
+
+BOUND = {"objective": "iwae", "bound_samples_train": 3}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"estimator": "vimco", "samples": 1},
+        {"estimator": "vimco-double-cv", "samples": 2},
+        {"estimator": "vimco-double-cv", "samples": 1, "network": "two-layer"},
+        {"estimator": "vimco-double-cv", "samples": 1, "latent": "categorical", "categories": 3},
+        {"estimator": "rloo"},
+        {"estimator": "quadratic-double-cv", "network": "two-layer"},
+        {"estimator": "double-cv", "latent": "categorical", "categories": 3},
+        {"estimator": "relax", "samples": 1},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)
+def test_the_importance_weighted_bound_trains(changes):
+    program = make_step(tiny_settings(**BOUND | changes), tiny_dataset())
+    state = program.start()
+    start = jax.tree.map(np.array, state.model)
+    state, report = program.chunk(state, 0, 3)
+    assert int(report.first_bad_step) == -1
+    assert np.isfinite([report.elbo, report.encoder_variance, report.logits_variance]).all()
+    assert not any(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start, state.model)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kl": "analytic"}, "needs --kl sampled"),
+        ({"decoder_samples": "independent"}, "is for --objective elbo"),
+        ({"objective": "elbo"}, "--bound-samples-train is for --objective iwae"),
+        ({"objective": "elbo", "bound_samples_train": 8, "estimator": "vimco"}, "vimco is for --objective iwae"),
+        ({"bound_samples_train": 1}, "--bound-samples-train must be at least 2, got 1"),
+        ({"network": "two-layer", "estimator": "disarm"}, "needs independent latents"),
+    ],
+)
+def test_what_does_not_fit_the_bound(changes, message):
+    with pytest.raises(InputError, match=message):
+        tiny_settings(**BOUND | {"estimator": "rloo"} | changes).check()
+
+
+def test_the_numbers_of_evaluations_are_those_of_the_model():
+    settings = tiny_settings(**BOUND)
+    of = {
+        name: replace(settings, estimator=name).evaluations for name in ("vimco", "vimco-double-cv", "rloo", "muprop")
+    }
+    assert of == {"vimco": 6, "vimco-double-cv": 6, "rloo": 6, "muprop": 9}
+    assert tiny_settings().evaluations == 2

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tiny_images import tiny_dataset, tiny_settings
 
+from doublecv.estimators import fixed_coefficients
 from doublecv.exact import exact_gradient
-from doublecv.lab.train.step import make_model
-from doublecv.lab.vae.objective import bounds, elbo
+from doublecv.lab.train.step import loss, make_model, start_estimator
+from doublecv.lab.vae.objective import bounds, elbo, log_weight
 
 FAMILIES = [{}, {"latent": "categorical", "categories": 3}]
 
@@ -108,3 +109,36 @@ def test_two_layers_have_the_elbo_of_the_exact_sum(x64):
     log_joint = model.log_likelihood(y, x) + model.log_prior
     exact = float(jnp.mean(jnp.sum(jnp.exp(log_q) * (log_joint - log_q), axis=0)))
     assert bounds(model, images, "sampled", jax.random.key(1), 4000).elbo == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["vimco", "vimco-double-cv", "rloo"])
+@pytest.mark.parametrize("network", ["linear", "two-layer"])
+def test_the_bound_has_the_gradient_of_the_exact_sum(name, network):
+    """The mean over many draws against the sum over all pairs of latents, in the logits and in all parameters."""
+    settings = tiny_settings(
+        network=network, latents=2, objective="iwae", bound_samples_train=2, estimator=name, samples=2
+    )
+    model = spread(make_model(settings, 6, jax.random.key(0)))
+    y = jnp.array(np.random.RandomState(0).rand(2, 6) < 0.5, jnp.float32)
+    size = 2 * (1 + (network == "two-layer"))
+    bits = jnp.array(list(itertools.product([0.0, 1.0], repeat=size)))
+
+    def exact(model, shift):
+        q = model.posterior(model.encoder(y) + shift[:, :2], shift[:, 2:])
+        points = jnp.broadcast_to(bits[:, None], (len(bits), 2, size))
+        x = (points[..., :2], points[..., 2:]) if network == "two-layer" else points
+        weight, log_q = log_weight(model, y, q, x), q.log_prob(x)
+        of_pairs = jnp.logaddexp(weight[:, None], weight[None]) - jnp.log(2)
+        return -jnp.sum(jnp.exp(log_q[:, None] + log_q[None]) * of_pairs, axis=(0, 1)).mean()
+
+    shift = jnp.zeros((2, size))
+    wanted = jax.grad(exact, argnums=(0, 1))(model, shift)
+    learned = start_estimator(settings, model).learned
+    if name == "vimco-double-cv":
+        learned = fixed_coefficients({"current": -0.7, "crossed": 0.4, "own": 0.2, "weight": 0.5})
+    draws = jax.jit(jax.vmap(lambda key: jax.grad(loss, argnums=(1, 3))(settings, model, learned, shift, y, key)))(
+        jax.random.split(jax.random.key(1), 4000)
+    )
+    for given, exactly in zip(*map(jax.tree.leaves, (draws, wanted)), strict=True):
+        error = np.std(given, axis=0) / np.sqrt(len(given))
+        assert np.all(np.abs(np.mean(given, axis=0) - exactly) < 5 * error + 1e-5)

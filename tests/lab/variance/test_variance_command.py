@@ -164,3 +164,30 @@ def test_two_commands_cannot_write_one_folder(tmp_path, capsys):
     with locked(tmp_path), pytest.raises(SystemExit, match="2"):
         cli.main(["variance", "run", "--out", str(tmp_path)])
     assert f"another process works in {tmp_path}" in capsys.readouterr().err
+
+
+def test_two_layers_are_measured(tmp_path):
+    settings = replace(SETTINGS, network="two-layer", latents=6, estimator="rloo", steps=4, evaluate_every=4)
+    run(settings, tmp_path / "run")
+    names = ("vimco", "double-cv", "disarm", "quadratic-double-cv")
+    found = {one.estimator: one for one in measure(tmp_path / "run", names, (2,), draws=100, fit_steps=1)}
+    assert list(found) == ["rloo", "double-cv", "quadratic-double-cv"]
+    assert found["quadratic-double-cv"].relative < found["double-cv"].relative < 0.9
+    assert found["rloo"].network == "two-layer"
+
+
+def test_a_bound_is_measured(tmp_path, capsys):
+    settings = replace(
+        SETTINGS, objective="iwae", bound_samples_train=4, estimator="vimco", samples=1, steps=4, evaluate_every=4
+    )
+    run(settings, tmp_path / "run")
+    names = ["--estimators", "vimco-double-cv", "rloo", "double-cv"]
+    cli.main(["variance", str(tmp_path / "run"), *names, "--samples", "2", "--draws", "100", "--out", str(tmp_path)])
+    assert "x VIMCO" in capsys.readouterr().out
+    measured = json.loads((tmp_path / "variance.json").read_text())["measured"]
+    found = {one["estimator"]: one for one in measured}
+    assert list(found) == ["vimco", "vimco-double-cv", "rloo", "double-cv"]
+    assert {one["evaluations"] for one in measured} == {8}
+    assert found["vimco-double-cv"]["relative"] < 0.9 < 2 < found["rloo"]["relative"]
+    assert "### digits, bernoulli likelihood, 4 steps, bound with 4 samples" in (tmp_path / "variance.md").read_text()
+    assert "/ VIMCO |" in (tmp_path / "variance.md").read_text()

@@ -74,10 +74,12 @@ def run_with_progress(settings: TrainSettings, folder: Path | None) -> tuple[Tra
         def progress(seed: int, step: int, record: Mapping[str, Any], speed: float) -> None:
             alpha = f"  alpha {record['alpha']:.3f}" if "alpha" in record else ""
             several = f"seed {seed}  " if settings.seeds > 1 else ""
+            objective = "ELBO" if settings.objective == "elbo" else f"bound of {settings.bound_samples_train}"
             bar.update(
                 task,
                 completed=step,
-                description=f"{several}ELBO {record['elbo']:.2f}  variance {record['encoder_variance']:.3g}{alpha}  "
+                description=f"{several}{objective} {record[settings.metric]:.2f}  "
+                f"variance {record['encoder_variance']:.3g}{alpha}  "
                 f"{speed:.0f} steps/s",
             )
 

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from doublecv.estimators import Learned, LinearEstimator, make
+from doublecv.estimators import Learned, LinearEstimator
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.devices import Devices, devices_for
 from doublecv.lab.common.errors import InputError
@@ -80,7 +80,7 @@ def check_memory(settings: TrainSettings, dataset: Dataset) -> None:
     width = pixels + hidden + latents
     weights = 2 * (width * 200 if hidden else (pixels + latents) * latents)
     # Parameters, gradient, three averages; a decoder's activations with their cotangents.
-    points = settings.batch * (1 + make(settings.estimator, settings.samples).evaluations)
+    points = settings.batch * (1 + settings.evaluations)
     replicates = settings.seeds if settings.parallel_seeds else 1
     needs = {
         "--latents": 4.0 * replicates * 5 * weights,
@@ -225,23 +225,26 @@ class Run:
     def _train_records(self, step: int, state: State, report: Report) -> list[dict[str, Any]]:
         return [
             {"kind": "train", "step": step, "seed": seed}
-            | {"elbo": float(elbo), "encoder_variance": float(encoder), "logits_variance": float(logits)}
+            | {self.settings.metric: float(elbo), "encoder_variance": float(encoder), "logits_variance": float(logits)}
             | coefficients(self.settings, of_seed.estimator.learned)
             for (seed, of_seed), elbo, encoder, logits, _ in zip(self._per_seed(state), *report, strict=True)
         ]
 
     def _evaluation(self, step: int, seed: int, state: State) -> dict[str, Any]:
-        sets = {"train_elbo": self.dataset.train, "validation_elbo": self.dataset.validation}
+        sets = {"train": self.dataset.train, "validation": self.dataset.validation}
         found: dict[str, Any] = {"kind": "evaluation", "step": step, "seed": seed}
         for part, (name, images) in enumerate(sets.items()):
             key = key_of(state, EVALUATE, step, part)
-            found[name] = bounds(state.model, images, self.settings.kl, key, self.settings.samples).elbo
+            both = bounds(state.model, images, self.settings.kl, key, self.settings.evaluation_samples)
+            found[f"{name}_elbo"] = both.elbo
+            if self.settings.objective == "iwae":
+                found[f"{name}_bound_{self.settings.bound_samples_train}"] = both.multi_sample
         return found
 
     def _finish(self, state: State) -> None:
         for seed, of_seed in self._per_seed(state):
             found: dict[str, Any] = {"kind": "final", "step": self.settings.steps, "seed": seed}
-            for samples in dict.fromkeys((self.settings.samples, self.settings.bound_samples)):
+            for samples in dict.fromkeys((self.settings.evaluation_samples, self.settings.bound_samples)):
                 key = key_of(of_seed, TEST, samples)
                 both = bounds(of_seed.model, self.dataset.test, self.settings.kl, key, samples, self._stop_if_requested)
                 found.setdefault("test_elbo", both.elbo)
@@ -284,7 +287,7 @@ def _next_boundary(settings: TrainSettings, step: int) -> int:
 
 def coefficients(settings: TrainSettings, learned: Learned) -> dict[str, float]:
     """Return the scalar numbers of an estimator by name, such as alpha, however they are learned."""
-    estimator, numbers = make(settings.estimator, settings.samples), dict(learned.numbers)
+    estimator, numbers = settings.make_estimator(), dict(learned.numbers)
     if isinstance(estimator, LinearEstimator):
         numbers = estimator.coefficients(learned)
     return {name: float(value) for name, value in numbers.items() if not value.ndim}

@@ -3,9 +3,11 @@
 Every line has `kind`, `step` (the number of steps done), `seed`, and a `checksum` of all lines up to it
 (`doublecv.lab.common.records`):
 
-- "train", after each chunk: `elbo`, the mean over the steps since the previous line; `encoder_variance` and
+- "train", after each chunk: `elbo` (`bound` for the importance weighted bound), the mean over the steps since the
+  previous line; `encoder_variance` and
   `logits_variance` (see `variance_tracker`); the estimator's scalar coefficients, such as `alpha`;
-- "evaluation": `train_elbo` and `validation_elbo` over the complete sets;
+- "evaluation": `train_elbo` and `validation_elbo` over the complete sets, and for the importance weighted bound with S
+  samples `train_bound_S` and `validation_bound_S`;
 - "final": `test_elbo`, and the multi-sample bounds.
 
 The file contains no times, so that two runs with the same seed write the same bytes. When a run is resumed, the file is

@@ -78,7 +78,8 @@ def table(results: Sequence[TrainResult]) -> Table:
     """Return a table for the terminal, one row per result; only the estimator and the seed may differ."""
     settings = results[0].settings
     metrics = {"train\nELBO": "train_elbo", "test\nELBO": "test_elbo"}
-    metrics |= {f"bound\nS = {count}": f"test_bound_{count}" for count in (settings.samples, settings.bound_samples)}
+    counts = (settings.evaluation_samples, settings.bound_samples)
+    metrics |= {f"bound\nS = {count}": f"test_bound_{count}" for count in counts}
     rows = [
         {
             "estimator": words(one.settings.estimator),
@@ -91,6 +92,9 @@ def table(results: Sequence[TrainResult]) -> Table:
         for one in results
     ]
     title = f"{settings.dataset}, {settings.likelihood} likelihood, {settings.network}, K = {settings.samples}"
+    title += (
+        "" if settings.objective == "elbo" else f", trained on the bound with {settings.bound_samples_train} samples"
+    )
     caption = "nats per image; variance of the encoder's gradient"
     return Table.of("train", f"{title}, {settings.steps} steps", caption, rows)
 

@@ -6,14 +6,16 @@ module does not import JAX, so that ``--help``, the report and the checks of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from doublecv import estimators
 from doublecv.distributions import Bernoulli, Categorical
+from doublecv.estimators import Estimator, MultiSampleBound
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
@@ -31,6 +33,20 @@ COEFFICIENT_LEARNING_RATE = 1e-3
 LARGEST = 2**31 - 1
 """The largest step number and seed: the compiled program counts in 32-bit integers."""
 
+BOUND_ESTIMATORS: dict[str, Callable[..., Estimator]] = {
+    "vimco": partial(MultiSampleBound, control=False, held=True),
+    "vimco-double-cv": partial(MultiSampleBound, held=True),
+}
+"""Estimators of a bound with S samples, which are no estimators of an expectation and so not in the registry."""
+
+BOUND_SAMPLES_TRAIN = 8
+"""The default of S."""
+
+
+def estimator_names() -> tuple[str, ...]:
+    """Return the names of the registered estimators and of those of bounds."""
+    return (*estimators.names(), *BOUND_ESTIMATORS)
+
 
 def trainable() -> tuple[str, ...]:
     """Return the names of the estimators for binary latents that do not need the exact mean of f, unknown here."""
@@ -39,7 +55,7 @@ def trainable() -> tuple[str, ...]:
 
 
 COUNT = Option(minimum=1, maximum=LARGEST)
-ESTIMATORS = Option(metavar="NAME", names=estimators.names, what="estimator", unique=True)
+ESTIMATORS = Option(metavar="NAME", names=estimator_names, what="estimator", unique=True)
 
 EXECUTION = ("devices", "coordinator", "processes", "process", "data_dir", "out", "resume", "tensorboard")
 
@@ -70,10 +86,14 @@ class TrainSettings(ProgramSettings):
     """The number of categories per variable, for --latent categorical."""
     kl: Literal["sampled", "analytic"] = "sampled"
     """Put log q into f, as in the paper, or compute the Kullback-Leibler term in closed form outside f."""
+    objective: Literal["elbo", "iwae"] = "elbo"
+    """The evidence lower bound, or the importance weighted bound log 1/S sum w with S samples (Burda et al., 2016)."""
+    bound_samples_train: Annotated[int, Option(minimum=2, maximum=LARGEST)] = BOUND_SAMPLES_TRAIN
+    """S, the number of samples of the bound that --objective iwae maximises."""
     estimator: Annotated[str, ESTIMATORS] = "double-cv"
-    """The name of a registered estimator."""
+    """The name of a registered estimator; or vimco or, its default, vimco-double-cv for --objective iwae."""
     samples: Annotated[int, COUNT] = 2
-    """K, the number of samples per estimate."""
+    """K, the number of samples per estimate; with --objective iwae, of groups of S samples (its default: 1)."""
     decoder_samples: Literal["shared", "independent"] = "shared"
     """Train the decoder on the samples of the estimator, or on K independent ones as in the paper's DisARM and ARMS."""
     steps: Annotated[int, COUNT] = 10_000
@@ -128,8 +148,25 @@ class TrainSettings(ProgramSettings):
         """
         if self.coefficient_learning_rate is not None:
             return self.coefficient_learning_rate
-        relaxed = estimators.make(self.estimator, self.samples).needs.relaxed_points
-        return self.rate if relaxed else COEFFICIENT_LEARNING_RATE
+        return self.rate if self.make_estimator().needs.relaxed_points else COEFFICIENT_LEARNING_RATE
+
+    @property
+    def metric(self) -> str:
+        """The name of the objective in the metrics: "elbo", or "bound" for the importance weighted bound."""
+        return "elbo" if self.objective == "elbo" else "bound"
+
+    @property
+    def evaluation_samples(self) -> int:
+        """The number of samples with which the ELBO and the bound are evaluated: K, or S for --objective iwae."""
+        return self.samples if self.objective == "elbo" else self.bound_samples_train
+
+    @property
+    def evaluations(self) -> int:
+        """The number of points at which one estimate evaluates the model."""
+        if self.estimator in BOUND_ESTIMATORS:
+            return self.samples * self.bound_samples_train
+        evaluations = self.make_estimator().evaluations
+        return evaluations if self.objective == "elbo" else evaluations * self.bound_samples_train
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:
@@ -144,16 +181,27 @@ class TrainSettings(ProgramSettings):
         parts = [self.dataset, self.likelihood, self.network, self.estimator, f"k{self.samples}", f"seed{self.seed}"]
         if self.latent != "bernoulli":
             parts.insert(3, f"{self.latent}{self.categories}")
+        if self.objective != "elbo":
+            parts.insert(-3, f"{self.objective}{self.bound_samples_train}")
         return Path("runs") / "-".join(parts)
+
+    def make_estimator(self) -> Estimator:
+        """Return the estimator: for K samples, or for a bound with S samples."""
+        if self.estimator in BOUND_ESTIMATORS:
+            return BOUND_ESTIMATORS[self.estimator](samples=self.bound_samples_train)
+        return estimators.make(self.estimator, self.samples)
 
     def of_seed(self, seed: int) -> TrainSettings:
         """Return the settings of one of the seeds."""
         return replace(self, seed=seed, seeds=1, parallel_seeds=False)
 
     def defaults(self) -> TrainSettings | None:
-        """Return the settings that replace the defaults of options that were not given: those of the resumed run."""
+        """Return the settings that replace the defaults of options that were not given.
+
+        They are those of the resumed run, or for the importance weighted bound its own estimator with one group.
+        """
         if self.resume is None:
-            return None
+            return None if self.objective == "elbo" else TrainSettings(estimator="vimco-double-cv", samples=1)
         held = replace(read(self.resume), devices=self.devices)
         return held if self.data_dir is None else replace(held, data_dir=self.data_dir)
 
@@ -175,8 +223,21 @@ class TrainSettings(ProgramSettings):
             raise InputError(f"--seed plus --seeds must be at most {LARGEST + 1}, got {self.seed} and {self.seeds}")
         if self.network == "two-layer" and (self.latent == "categorical" or self.kl == "analytic"):
             raise InputError("--network two-layer needs --latent bernoulli and --kl sampled")
+        self._check_objective()
         self._check_processes()
         self._check_estimator()
+
+    def _check_objective(self) -> None:
+        if self.objective == "iwae":
+            if self.kl == "analytic":
+                raise InputError("--objective iwae needs --kl sampled: log q is inside of the logarithm of the bound")
+            if self.decoder_samples == "independent":
+                raise InputError("--decoder-samples independent is for --objective elbo; leave it out")
+        elif self.bound_samples_train != BOUND_SAMPLES_TRAIN:
+            raise InputError(
+                "--bound-samples-train is for --objective iwae; for samples of the bound on the test set at the end, "
+                "--bound-samples"
+            )
 
     def _check_processes(self) -> None:
         if self.process >= self.processes:
@@ -196,8 +257,10 @@ class TrainSettings(ProgramSettings):
 
     def _check_estimator(self) -> None:
         name = f"--estimator {self.estimator}"
+        if self.estimator in BOUND_ESTIMATORS and self.objective == "elbo":
+            raise InputError(f"{name} is for --objective iwae; for the ELBO take rloo or quadratic-double-cv")
         try:
-            estimator = estimators.make(self.estimator, samples=self.samples)
+            estimator = self.make_estimator()
         except (ValueError, TypeError) as error:
             raise InputError(f"--samples {self.samples} does not fit {name}: {error}") from error
         if estimator.needs.expected_f:

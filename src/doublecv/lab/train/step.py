@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from doublecv.estimators import Learned, make
+from doublecv.estimators import Learned
 from doublecv.jax import Expectation
 from doublecv.jax import State as EstimatorState
 from doublecv.lab.common.devices import ONE, Devices, shard_batch
@@ -34,7 +34,7 @@ from doublecv.lab.train.random_bits import GENERATOR
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.vae.batches import observe, order_of_epoch
 from doublecv.lab.vae.model import HIDDEN, VAE, Posterior
-from doublecv.lab.vae.objective import elbo
+from doublecv.lab.vae.objective import Objective, elbo, importance_weighted_bound
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8, UInt32
@@ -63,8 +63,8 @@ class State(NamedTuple):
 class Report(NamedTuple):
     """Hold the numbers that a chunk returns, each with a leading axis of seeds if they run in parallel.
 
-    `elbo` is the mean over the steps of the chunk. `first_bad_step` is the first step with a loss or a gradient that
-    was not finite; -1 if there was none.
+    `elbo` is the mean of the objective over the steps of the chunk. `first_bad_step` is the first step with a loss or a
+    gradient that was not finite; -1 if there was none.
     """
 
     elbo: Any
@@ -119,7 +119,7 @@ def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Arr
         model,
         adam(settings.rate).init(model),
         start_estimator(settings, model),
-        variance_tracker.start(model.encoder, model.encoder.outputs),
+        variance_tracker.start(model.inference, model.coordinates),
         order_of_epoch(jax.random.fold_in(key, ORDER), 0, images),
         jax.random.key_data(key),
     )
@@ -140,7 +140,7 @@ def make_model(settings: TrainSettings, pixels: int, key: PRNGKeyArray) -> VAE:
 
 def make_expectation(settings: TrainSettings) -> Expectation:
     """Return the expectation with the estimator of the settings and the optimizer of the paper for its numbers."""
-    estimator = make(settings.estimator, settings.samples)
+    estimator = settings.make_estimator()
     first_decay = RELAXED_FIRST_DECAY if estimator.needs.relaxed_points else 0.9
     return Expectation(estimator, adam(settings.coefficient_rate, first_decay))
 
@@ -149,8 +149,29 @@ def start_estimator(settings: TrainSettings, model: VAE) -> EstimatorState:
     """Return the state of the estimator before training."""
     expectation = make_expectation(settings)
     y = jnp.zeros((1, model.encoder.inputs))
-    q = model.posterior(model.encoder(y))
+    q, _ = make_objective(settings, model, y)
     return expectation.init(q, context=make_context(expectation, model, y))
+
+
+def make_objective(
+    settings: TrainSettings,
+    model: VAE,
+    y: Float[Array, "batch pixels"],
+    shift: Float[Array, "batch coordinates"] | None = None,
+) -> tuple[Posterior, Objective]:
+    """Return the distribution that is drawn from, and the objective under it; `shift` is added to the logits of q."""
+    logits, upper_shift = model.encoder(y), jnp.zeros(())
+    if shift is not None:
+        logits, upper_shift = logits + shift[:, : logits.shape[-1]], shift[:, logits.shape[-1] :]
+    q = model.posterior(logits, upper_shift)
+    if settings.objective == "elbo":
+        return q, elbo(model, y, q, settings.kl)
+    samples, joint = settings.bound_samples_train, not settings.make_estimator().needs.bound
+    objective = importance_weighted_bound(model, y, q, samples, joint=joint)
+    if joint:
+        return model.posterior(logits, upper_shift, samples), objective
+    groups = jnp.broadcast_to(logits, (settings.samples, *logits.shape))
+    return model.posterior(groups, upper_shift), objective
 
 
 def make_context(
@@ -190,7 +211,7 @@ def _chunk(
     finite = jnp.isfinite(sum(jnp.sum(leaf) for leaf in averages))
     report = Report(
         total / steps,
-        variance_tracker.encoder_variance(state.tracker, state.optimizer.second.encoder, done),
+        variance_tracker.encoder_variance(state.tracker, state.optimizer.second.inference, done),
         variance_tracker.logits_variance(state.tracker, done),
         jnp.where(finite | (first_bad_step >= 0), first_bad_step, done - 1),
     )
@@ -200,7 +221,7 @@ def _chunk(
 def _step(
     settings: TrainSettings, state: State, images: UInt8[Array, "images pixels"], step: Int[Array, ""]
 ) -> tuple[State, Float[Array, ""], Any]:
-    """Make one step; return the state after it, the ELBO of the batch, and whether all numbers were finite."""
+    """Make one step; return the state after it, the objective on the batch, and whether all numbers were finite."""
     batch, order = _next_batch(settings, state, images.shape[0], step)
     y = shard_batch(observe(key_of(state, OBSERVE, step), images[shard_batch(batch)], settings.likelihood))
     shift = shard_batch(jnp.zeros((settings.batch, state.tracker.logits.shape[0])))
@@ -215,7 +236,7 @@ def _step(
     updates, optimizer = adam(settings.rate).update(gradient, state.optimizer, scale=finite.astype(jnp.float32))
     model = optax.apply_updates(state.model, updates)
     estimator = make_expectation(settings).update(learned_gradient, state.estimator)
-    tracker = variance_tracker.update(state.tracker, gradient.encoder, settings.batch * logits_gradient)
+    tracker = variance_tracker.update(state.tracker, gradient.inference, settings.batch * logits_gradient)
     return State(model, optimizer, estimator, tracker, order, state.key), -value, finite
 
 
@@ -223,21 +244,28 @@ def loss(
     settings: TrainSettings,
     model: VAE,
     learned: Learned,
-    shift: Float[Array, "batch logits"],
+    shift: Float[Array, "batch coordinates"],
     y: Float[Array, "batch pixels"],
     key: PRNGKeyArray,
 ) -> Float[Array, ""]:
-    """Return -ELBO, the mean over the batch; `shift` is 0, and its gradient is that of the logits."""
+    """Return the negative objective, the mean over the batch; `shift` is 0, and its gradient is that of the logits.
+
+    For the logits of a second layer, of which every sample has its own, it is the sum over the samples.
+    """
     expectation = make_expectation(settings)
     context = make_context(expectation, model, y)
     pullback = None
     if expectation.estimator.needs.relaxed_points:
         # The numbers of a relaxed control variate minimise the variance of the encoder's gradient, not the logits'.
         held, static = eqx.partition(jax.lax.stop_gradient(model.encoder), eqx.is_array)
-        pullback = jax.vjp(lambda arrays: model.posterior(eqx.combine(arrays, static)(y)).logits, held)[1]
-    q = model.posterior(model.encoder(y) + shift)
+        copies = 1 if settings.objective == "elbo" else settings.bound_samples_train
+
+        def logits_of(arrays: Any) -> Any:
+            return model.posterior(eqx.combine(arrays, static)(y), copies=copies).logits
+
+        _, pullback = jax.vjp(logits_of, held)
     independent = settings.decoder_samples == "independent"
-    f, outside = elbo(jax.lax.stop_gradient(model) if independent else model, y, q, settings.kl)
+    q, (f, outside) = make_objective(settings, jax.lax.stop_gradient(model) if independent else model, y, shift)
     value = expectation(f, q, learned, key, context=context, pullback=pullback) + outside
     if independent:
         value = value + _decoder_term(settings, model, y, q.detach(), jax.random.fold_in(key, DECODER))

@@ -154,16 +154,45 @@ class VAE(eqx.Module):
         return "bernoulli" if self.raw_variance is None else "gaussian"
 
     @property
+    def inference(self) -> Any:
+        """The parameters of q(x | y): those of the encoder, and of the second layer's if there is one."""
+        return self.encoder if self.upper is None else (self.encoder, self.upper.encoder)
+
+    @property
+    def coordinates(self) -> int:
+        """The number of logits of q(x | y), those of all layers."""
+        return self.encoder.outputs * (1 if self.upper is None else 2)
+
+    @property
     def log_prior(self) -> float:
         """The logarithm of the uniform prior of x, or of the last layer of x."""
         latents = self.encoder.outputs // (self.categories or 1)
         return -latents * log(self.categories or 2)
 
-    def posterior(self, logits: Float[Array, "*batch logits"]) -> Any:
-        """Return q(x | y), a `Posterior`, from the output of the encoder at y."""
-        if (upper := self.upper) is not None:
-            return Layers(Bernoulli(logits=logits), lambda x1: Bernoulli(logits=upper.encoder(x1)))
-        return self._independent(logits)
+    def posterior(
+        self,
+        logits: Float[Array, "*batch logits"],
+        upper_shift: Float[Array, "*batch logits"] | float = 0.0,
+        copies: int = 1,
+    ) -> Any:
+        """Return q(x | y), a `Posterior`, from the output of the encoder at y.
+
+        Args:
+            logits: the output of the encoder.
+            upper_shift: what is added to the logits of the second layer, if there is one.
+            copies: the number of independent copies of x that are the variables of the result, one behind the other.
+        """
+        logits = jnp.concatenate([logits] * copies, axis=-1)
+        if (upper := self.upper) is None:
+            return self._independent(logits)
+
+        def second(x1: Any) -> Bernoulli:
+            x = x1.reshape(*x1.shape[:-1], copies, -1)
+            shift = jnp.asarray(upper_shift)
+            shifted = upper.encoder(x) + (shift[..., None, :] if shift.ndim else shift)
+            return Bernoulli(logits=shifted.reshape(x1.shape))
+
+        return Layers(Bernoulli(logits=logits), second)
 
     def _independent(self, logits: Float[Array, "*batch logits"]) -> Distribution:
         if self.categories is None:

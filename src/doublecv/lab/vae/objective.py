@@ -1,4 +1,4 @@
-"""Define the evidence lower bound (ELBO) as the f of an expectation, and compute bounds over a set of images."""
+"""Define the bounds of the evidence as the f of an expectation, and compute them over a set of images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from doublecv.arrays import log_mean_exp
 from doublecv.distributions import Distribution
 from doublecv.jax.rule import Function
 from doublecv.lab.vae.batches import observe
@@ -26,7 +27,7 @@ BLOCK = 1000
 
 
 class Objective(NamedTuple):
-    r"""Split the ELBO into :math:`\mathrm{ELBO} = E_q f + \mathrm{outside}`.
+    r"""Split a bound into :math:`E_q f + \mathrm{outside}`.
 
     Attributes:
         f: the function whose expectation under q is estimated.
@@ -46,6 +47,34 @@ def elbo(model: VAE, y: Float[Array, "*batch pixels"], q: Posterior, kl: str) ->
     if kl == "analytic" and isinstance(q, Distribution):
         return Objective(lambda x: model.log_likelihood(y, x), q.entropy() + model.log_prior)
     return Objective(lambda x: log_weight(model, y, q.detach(), x), 0.0)
+
+
+def importance_weighted_bound(
+    model: VAE, y: Float[Array, "*batch pixels"], q: Posterior, samples: int, *, joint: bool
+) -> Objective:
+    r"""Return :math:`\log \frac{1}{S} \sum_s w(x_s)`, :math:`w(x) = p(y, x) / q(x | y)` (Burda et al., 2016).
+
+    The bound has a gradient through :math:`\log q` whose mean is not 0. `MultiSampleBound(held=True)` adds it to that
+    of an f in which q is held constant; for the other estimators q is not held constant.
+
+    Args:
+        model: the autoencoder.
+        y: the images.
+        q: the posterior of one sample.
+        samples: S.
+        joint: whether f is the bound as a function of S samples that are the variables of one distribution
+            (`VAE.posterior` with `copies`), which any estimator takes; otherwise f is :math:`\log w`, which an
+            estimator of the bound takes.
+    """
+    if not joint:
+        return Objective(lambda x: log_weight(model, y, q.detach(), x), 0.0)
+
+    def split(x: Array) -> Array:
+        batch = y.ndim - 1
+        parts = x.reshape(*x.shape[: 1 + batch], samples, -1, *x.shape[2 + batch :])
+        return jnp.moveaxis(parts, 1 + batch, 1)
+
+    return Objective(lambda x: log_mean_exp(log_weight(model, y, q, jax.tree.map(split, x)), axis=1), 0.0)
 
 
 def log_weight(model: VAE, y: Any, q: Posterior, x: Any) -> Float[Array, "K *batch"]:

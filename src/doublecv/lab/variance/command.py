@@ -7,15 +7,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from doublecv import estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import locked, write_atomically
 from doublecv.lab.common.options import Option, ProgramSettings, flag
 from doublecv.lab.common.records import read_document, seal_document
 from doublecv.lab.common.tables import Entry, Table, number, significant, words
-from doublecv.lab.train.settings import trainable
+from doublecv.lab.train.settings import BOUND_ESTIMATORS, estimator_names, trainable
 
 NUMBERS, TABLES = "variance.json", "variance.md"
+
+
+def measurable() -> tuple[str, ...]:
+    """Return the names of the estimators of bounds, and of those that do not need the exact mean of f."""
+    return (*BOUND_ESTIMATORS, *trainable())
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,10 @@ class VarianceSettings(ProgramSettings):
     """Folders of training runs; the newest checkpoint of each is used."""
     out: Annotated[Path, Option(metavar="DIR")]
     """The folder for the numbers (variance.json) and the tables (variance.md); earlier measurements in it are kept."""
-    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=trainable, what="estimator")] = ()
-    """Names of registered estimators; if none is given, all except r-star."""
+    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=measurable, what="estimator")] = ()
+    """Names of estimators; if none is given, all that support the model, except r-star."""
     samples: Annotated[tuple[int, ...], Option(minimum=2, maximum=1000)] = (2, 3, 4)
-    """The numbers of samples K."""
+    """The numbers of samples K; of groups of S samples for a model that was trained with --objective iwae."""
     draws: Annotated[int, Option(minimum=2, maximum=1_000_000)] = 256
     """The number of estimates per variance, and as many for the best linear coefficients."""
     fit_steps: Annotated[int, Option(minimum=0, maximum=2**31 - 1)] = 2000
@@ -49,9 +53,11 @@ class Measurement:
         run: the folder of the run that trained the model.
         steps: the number of steps that it was trained.
         trained_with: the estimator that it was trained with.
-        evaluations: the number of points at which one estimate evaluates f.
-        variance: the variance of an image's gradient in the logits, averaged over images and logits.
-        relative: the variance divided by that of RLOO with the same K.
+        evaluations: the number of points at which one estimate evaluates the model.
+        variance: the variance of an image's gradient in the logits, averaged over images and logits. The gradient in a
+            logit of a second layer, of which every sample has its own, is the sum over the samples.
+        relative: the variance divided by that of RLOO, or of VIMCO for a bound, with the same K.
+        bound_samples: S, for a model that was trained on the bound with S samples; 1 for one trained on the ELBO.
     """
 
     run: str
@@ -65,10 +71,12 @@ class Measurement:
     variance: float
     standard_error: float
     relative: float
+    network: str = "nonlinear"
+    bound_samples: int = 1
 
     @property
     def variance_times_evaluations(self) -> float:
-        """The number of evaluations of f needed to average down to unit variance."""
+        """The number of evaluations needed to average down to unit variance."""
         return self.variance * self.evaluations
 
     def as_json(self) -> dict[str, Any]:
@@ -99,14 +107,14 @@ def _measure(settings: VarianceSettings) -> None:
     from doublecv.lab.variance.measure import measure
 
     found = earlier_measurements(settings)
-    names = settings.estimators or trainable()
+    names = settings.estimators or measurable()
     console = Console()
     for run in settings.runs:
         before = [one for one in found if one.run == str(run.resolve())]
         for one in measure(run, names, settings.samples, settings.draws, settings.fit_steps, settings.data_dir, before):
             console.print(
                 f"{one.dataset} {one.likelihood} {one.steps:>6} steps  K={one.samples}  {one.estimator:<30} "
-                f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x RLOO",
+                f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x {_first_name(one)}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -141,28 +149,36 @@ def earlier_measurements(settings: VarianceSettings) -> list[Measurement]:
 
 def tables(found: Sequence[Measurement]) -> str:
     """Return one Markdown table per model, with a row per estimator and columns per number of samples."""
-    models = sorted({(one.dataset, one.likelihood, one.steps) for one in found})
-    return "\n".join(
-        _table(model, [one for one in found if (one.dataset, one.likelihood, one.steps) == model]) for model in models
-    )
+    models = sorted({_model(one) for one in found})
+    return "\n".join(_table([one for one in found if _model(one) == model]) for model in models)
 
 
-def _table(model: tuple[str, str, int], found: Sequence[Measurement]) -> str:
+def _model(one: Measurement) -> tuple[str, str, str, int, int]:
+    return one.dataset, one.likelihood, one.network, one.bound_samples, one.steps
+
+
+def _first_name(one: Measurement) -> str:
+    """Return the name of the estimator that the variances are relative to."""
+    return "RLOO" if one.bound_samples == 1 else "VIMCO"
+
+
+def _table(found: Sequence[Measurement]) -> str:
     cells = {(one.estimator, one.samples): one for one in found}
-    rows = []
-    for name in [name for name in estimators.names() if any(one.estimator == name for one in found)]:
+    first, rows = _first_name(found[0]), []
+    for name in [name for name in estimator_names() if any(one.estimator == name for one in found)]:
         row = {"estimator": words(name)}
         for samples in sorted({one.samples for one in found}):
             one = cells.get((name, samples))
             row |= {
                 f"K = {samples}": Entry() if one is None else significant(one.variance, 4, one.standard_error),
-                f"K = {samples}, / RLOO": Entry() if one is None else number(one.relative, 3),
+                f"K = {samples}, / {first}": Entry() if one is None else number(one.relative, 3),
                 f"K = {samples}, times evaluations": (
                     Entry() if one is None else significant(one.variance_times_evaluations, 4)
                 ),
             }
         rows.append(row)
-    dataset, likelihood, steps = model
-    title = f"{dataset}, {likelihood} likelihood, {steps:,} steps"
-    caption = "Variance +- its standard error, relative to RLOO's, and times the evaluations of f."
+    dataset, likelihood, network, bound_samples, steps = _model(found[0])
+    title = f"{dataset}, {likelihood} likelihood, {'' if network == 'nonlinear' else f'{network}, '}{steps:,} steps"
+    title += f", bound with {bound_samples} samples" if bound_samples > 1 else ""
+    caption = f"Variance +- its standard error, relative to {first}'s, and times the evaluations."
     return Table.of("variance", title, caption, rows).to_markdown()

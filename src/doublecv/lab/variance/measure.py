@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from doublecv import estimators
 from doublecv.diagnostics.meter import Meter, summarize
 from doublecv.estimators import Learned
 from doublecv.jax import State
@@ -23,10 +22,9 @@ from doublecv.lab.train import checkpoint
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import identity
 from doublecv.lab.train.settings import TrainSettings
-from doublecv.lab.train.step import loss, make_context, make_expectation, start_estimator, start_state
+from doublecv.lab.train.step import loss, make_expectation, make_objective, start_estimator, start_state
 from doublecv.lab.vae.batches import observe
 from doublecv.lab.vae.model import VAE
-from doublecv.lab.vae.objective import elbo
 from doublecv.lab.variance.command import Measurement
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ def measure(
     data_dir: Path | None = None,
     measured: Sequence[Measurement] = (),
 ) -> Iterator[Measurement]:
-    """Yield the variances of the estimators at the model of a run, for every K RLOO's first.
+    """Yield the variances of the estimators at the model of a run, for every K that of RLOO, or of VIMCO, first.
 
     All are measured on the same images and with the same number of draws. Coefficients in which the estimate is linear
     are the best ones, solved from separate draws; others are learned with the model held constant for `fit_steps`
@@ -53,13 +51,12 @@ def measure(
     known = {(one.steps, one.estimator, one.samples): one for one in measured}
     settings = train_settings.read(folder)
     dataset = load(settings.dataset, data_dir or settings.data_dir)
-    if settings.network == "two-layer":
-        raise InputError(f"{folder} has two layers of latents, whose estimators are not measured; name another run")
     step, model = _newest_model(folder, settings, dataset)
     images = jnp.asarray(dataset.train)
+    first = "rloo" if settings.objective == "elbo" else "vimco"
     for K in samples:
-        of_rloo = None
-        for name in ["rloo", *(name for name in names if name != "rloo")]:
+        of_first = None
+        for name in [first, *(name for name in names if name != first)]:
             of_name = replace(settings, estimator=name, samples=K, decoder_samples="shared")
             try:
                 of_name.check()
@@ -70,7 +67,7 @@ def measure(
             else:
                 program = _program(_of_the_loss(of_name), draws, fit_steps)
                 variance, standard_error = summarize(program(model, images, jax.random.key(settings.seed)))
-            of_rloo = variance if of_rloo is None else of_rloo
+            of_first = variance if of_first is None else of_first
             yield Measurement(
                 run=str(folder.resolve()),
                 dataset=settings.dataset,
@@ -79,10 +76,12 @@ def measure(
                 trained_with=settings.estimator,
                 estimator=name,
                 samples=K,
-                evaluations=estimators.make(name, K).evaluations,
+                evaluations=of_name.evaluations,
                 variance=variance,
                 standard_error=standard_error,
-                relative=variance / of_rloo,
+                relative=variance / of_first,
+                network=settings.network,
+                bound_samples=1 if settings.objective == "elbo" else settings.bound_samples_train,
             )
 
 
@@ -105,6 +104,7 @@ def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tu
 def _of_the_loss(settings: TrainSettings) -> TrainSettings:
     """Return the settings that the loss depends on, with defaults for all others, so that models share a program."""
     used = ("likelihood", "network", "latent", "latents", "categories", "kl", "batch", "estimator", "samples")
+    used += ("objective", "bound_samples_train")
     return TrainSettings(
         **{name: getattr(settings, name) for name in used}, coefficient_learning_rate=settings.coefficient_rate
     )
@@ -134,22 +134,23 @@ def measure_gradient(
     measure_key: PRNGKeyArray,
     draws: int,
 ) -> Meter:
-    """Return the meter of the gradient in the logits over independent draws.
+    """Return the meter of each image's gradient in its logits over independent draws.
 
     Without a learned state, an estimator that is linear in its coefficients is measured with the best ones, solved from
     as many separate draws, and another one with its initial state.
     """
-    expectation = make_expectation(settings)
-    context = make_context(expectation, model, y)
-    q = model.posterior(model.encoder(y))
-    f = elbo(model, y, q, settings.kl).f
-    if learned is None and expectation.estimator.needs.coefficients:
-        learned = best_coefficients(f, q, expectation.estimator, fit_key, draws)
+    estimator = settings.make_estimator()
+    if learned is None and estimator.needs.coefficients:
+        q, objective = make_objective(settings, model, y)
+        learned = best_coefficients(objective.f, q, estimator, fit_key, draws)
     elif learned is None:
         learned = start_estimator(settings, model).learned
-    return measure_draws(
-        lambda key: expectation.estimate(f, q, learned, key, context=context).gradient, measure_key, draws
-    )
+    shift = jnp.zeros((y.shape[0], model.coordinates))
+
+    def gradient(key: Any) -> Any:
+        return y.shape[0] * jax.grad(loss, argnums=3)(settings, model, learned, shift, y, key)
+
+    return measure_draws(gradient, measure_key, draws)
 
 
 def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, steps: int) -> Learned | None:
@@ -157,7 +158,7 @@ def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, st
     expectation, state = make_expectation(settings), start_estimator(settings, model)
     if expectation.estimator.needs.coefficients or not state.learned.numbers:
         return None
-    shift = jnp.zeros((settings.batch, model.encoder.outputs))
+    shift = jnp.zeros((settings.batch, model.coordinates))
 
     def next_step(step: Any, state: Any) -> Any:
         batch_key, observe_key, draw_key = jax.random.split(jax.random.fold_in(key, step), 3)
