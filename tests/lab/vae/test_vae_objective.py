@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_images import tiny_dataset, tiny_settings
 
 from doublecv.estimators import fixed_coefficients
 from doublecv.exact import exact_gradient
 from doublecv.lab.train.step import loss, make_model, start_estimator
 from doublecv.lab.vae.objective import bounds, elbo, log_weight
+from tiny_images import tiny_dataset, tiny_settings
 
 FAMILIES = [{}, {"latent": "categorical", "categories": 3}]
 

@@ -103,8 +103,10 @@ def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tu
 
 def _of_the_loss(settings: TrainSettings) -> TrainSettings:
     """Return the settings that the loss depends on, with defaults for all others, so that models share a program."""
-    used = ("likelihood", "network", "latent", "latents", "categories", "kl", "batch", "estimator", "samples")
-    used += ("objective", "bound_samples_train")
+    used = (
+        *("likelihood", "network", "latent", "latents", "categories", "kl", "batch", "estimator", "samples"),
+        *("objective", "bound_samples_train"),
+    )
     return TrainSettings(
         **{name: getattr(settings, name) for name in used}, coefficient_learning_rate=settings.coefficient_rate
     )
