@@ -34,8 +34,9 @@ def adam(learning_rate: float, first_decay: float = 0.9) -> optax.GradientTransf
         p_t = p_{t-1} - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m_t}{\sqrt{v_t} + \epsilon}
 
     (Kingma and Ba, 2015, end of section 2), with :math:`\beta_2 = 0.999` and :math:`\epsilon = 10^{-7}`. `optax.adam`
-    divides both averages by their debiasing factors first, so that its :math:`\epsilon` means something else, and needs
-    two more divisions per parameter.
+    divides both averages by their debiasing factors first, so that its :math:`\epsilon` means something else. With
+    it a training step with RLOO and K = 2 takes 1.02 times as much processor time (one core, median of 12 interleaved
+    rounds): the reason for this transformation is the definition, and not its speed.
 
     The argument `scale` of `update` multiplies the step. A factor that depends on all gradients makes every update wait
     for the last use of the old parameters, so that XLA updates them in place, without a copy.
