@@ -165,7 +165,9 @@ def make_objective(
         logits, upper_shift = logits + shift[:, : logits.shape[-1]], shift[:, logits.shape[-1] :]
     q = model.posterior(logits, upper_shift)
     if settings.objective == "elbo":
-        return q, elbo(model, y, q, settings.kl)
+        # Where the decoder has samples of its own, the estimator's must not train it.
+        held = jax.lax.stop_gradient(model) if settings.decoder_samples == "independent" else model
+        return q, elbo(held, y, q, settings.kl)
     samples, joint = settings.bound_samples_train, not settings.make_estimator().needs.bound
     objective = importance_weighted_bound(model, y, q, samples, joint=joint)
     if joint:
@@ -264,10 +266,9 @@ def loss(
             return model.posterior(eqx.combine(arrays, static)(y), copies=copies).logits
 
         _, pullback = jax.vjp(logits_of, held)
-    independent = settings.decoder_samples == "independent"
-    q, (f, outside) = make_objective(settings, jax.lax.stop_gradient(model) if independent else model, y, shift)
+    q, (f, outside) = make_objective(settings, model, y, shift)
     value = expectation(f, q, learned, key, context=context, pullback=pullback) + outside
-    if independent:
+    if settings.decoder_samples == "independent":
         value = value + _decoder_term(settings, model, y, q.detach(), jax.random.fold_in(key, DECODER))
     return -jnp.mean(value)
 
