@@ -124,7 +124,7 @@ sys.path.insert(0, sys.argv[1])
 from tiny_images import tiny_dataset, tiny_settings
 
 request_cpu_devices(4)
-four = devices_for(12, 4)
+four = devices_for(4)
 dataset = tiny_dataset()
 
 

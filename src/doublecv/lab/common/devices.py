@@ -26,11 +26,7 @@ REPLICATED = PartitionSpec()  # type: ignore[no-untyped-call]
 
 
 class Devices(NamedTuple):
-    """The devices of a run.
-
-    Attributes:
-        mesh: the devices of all processes along the batch; None for one device, which JAX chooses.
-    """
+    """The devices of a run: those of all processes along the batch, or None for one device, which JAX chooses."""
 
     mesh: Mesh | None = None
 
@@ -99,10 +95,8 @@ def request_cpu_devices(count: int) -> None:
             return  # JAX has started: `devices_for` counts what there is
 
 
-def devices_for(batch: int, count: int) -> Devices:
-    """Return the first `count` devices of every process, for batches of that size."""
-    if count < 1:
-        raise InputError(f"--devices must be at least 1, got {count}")
+def devices_for(count: int) -> Devices:
+    """Return the first `count` devices of every process."""
     processes = jax.process_count()
     if count * processes == 1:
         return ONE
@@ -115,7 +109,4 @@ def devices_for(batch: int, count: int) -> Devices:
                 f"--devices must be at most {len(own)}, the {jax.default_backend()} devices{owner}; got {count}"
             )
         found += own[:count]
-    if batch % len(found):
-        each = "" if processes == 1 else f", --devices {count} in each of {processes} processes"
-        raise InputError(f"--batch must be a multiple of {len(found)}, the number of devices{each}; got {batch}")
     return Devices(Mesh(np.array(found), (BATCH,), axis_types=(AxisType.Auto,)))

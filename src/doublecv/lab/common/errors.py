@@ -11,13 +11,7 @@ class InputError(ValueError):
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> InputError:
-    """Return the error for a name that does not exist, with the closest one that does as a suggestion.
-
-    Args:
-        what: the kind of name, such as "estimator" or "--only key".
-        given: the name that was given.
-        known: all names that exist.
-    """
+    """Return the error for a name of some kind that does not exist, with the closest one that does as a suggestion."""
     names = list(known)
     close = get_close_matches(given, names, n=1)
     remedy = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"

@@ -82,12 +82,7 @@ def seal_document(content: Mapping[str, Any]) -> bytes:
 
 
 def read_document(path: Path, schema: type[Document]) -> Document:
-    """Read a document and convert it to `schema`, a dataclass or another type that msgspec knows.
-
-    Raises:
-        DamagedFile: where the file does not fit its checksum or the schema.
-        OSError: where it cannot be opened.
-    """
+    """Read a document and convert it to `schema`, a dataclass or another type that msgspec knows."""
     return convert(path, read_fields(path), schema)
 
 
@@ -142,12 +137,9 @@ def convert(path: Path, found: Any, schema: type[Document], within: str = "", li
 
 
 def seal_line(record: Mapping[str, Any], checksum: int, sealed: bool = True) -> tuple[bytes, int]:
-    """Return the line of a record and the checksum up to it, which the next line needs.
+    """Return the line of a record and the checksum up to it, which the next line needs; it is 0 before the first.
 
-    Args:
-        record: at least one field; a number that is not finite is written as null.
-        checksum: the checksum up to the line before, 0 for the first line.
-        sealed: whether the line carries its checksum; not in a file that version 0.1 began.
+    A number that is not finite is written as null. In a file that version 0.1 began the lines are not sealed.
     """
     text = json.dumps({name: _finite(value) for name, value in record.items()})[:-1].encode()
     checksum = zlib.crc32(text, checksum)

@@ -62,14 +62,7 @@ def _describe(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def write_config(folder: Path, command: str, settings: Mapping[str, Any], files: Sequence[str] = ()) -> None:
-    """Write the settings, the versions of the packages that made the numbers, and checksums.
-
-    Args:
-        folder: the run's folder.
-        command: the subcommand that made the run.
-        settings: its settings, as JSON.
-        files: names of files in the folder that have no checksums of their own.
-    """
+    """Write the settings of a run of `command`, the versions of packages, and checksums of `files` that have none."""
     config = {
         "command": command,
         "settings": settings,

@@ -101,13 +101,10 @@ class Chart:
 def training_charts(
     cells: Sequence[Cell], metric: str, title: str, step_milliseconds: dict[str, float] | None = None
 ) -> list[Chart]:
-    """Return the chart of a metric of the estimators of one column; none if no run has it.
+    """Return the chart of a metric, "elbo" or "encoder_variance", of the cells of one column; none if no run has it.
 
-    Args:
-        cells: the cells, all with the same number of steps. Unfinished runs are drawn as far as they got.
-        metric: "elbo" or "encoder_variance".
-        title: the title.
-        step_milliseconds: the time per step by estimator, for a chart over minutes; estimators without it are left out.
+    Unfinished runs are drawn as far as they got. With times per step by estimator, the chart is over minutes, and
+    estimators without a time are left out.
     """
     lines = []
     for cell in cells:

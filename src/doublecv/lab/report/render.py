@@ -67,9 +67,7 @@ class Section(NamedTuple):
 def write(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> list[Path]:
     """Write the report of the sweep in a folder and return the paths; an older report is replaced.
 
-    Args:
-        folder: a sweep, complete or not.
-        published: the numbers to compare with; the paper's if None.
+    The numbers to compare with are the paper's, unless others are given.
     """
     content = read(folder, published)
     target = inside(folder, FOLDER)

@@ -67,7 +67,7 @@ def run(
     settings.check()
     images = load(settings.dataset, settings.data_dir) if dataset is None else dataset
     check_memory(settings, images)
-    devices = devices_for(settings.batch, settings.devices)
+    devices = devices_for(settings.devices)
     return _run(settings, folder, images, callbacks or Callbacks(), devices)
 
 
