@@ -422,11 +422,14 @@ MUTANTS = [
     Mutant("lab/common/files.py", "        if path.is_symlink():", "        if False:", FILES),
     # Batch elements that do not count, narrow types, samples that f kept.
     Mutant("jax/rule.py", "jnp.sum(only_where(counts, derivative))", "jnp.sum(derivative)", MASKED),
-    Mutant("jax/rule.py", "return jnp.ldexp(jnp.ones_like(size), exponent)", "return jnp.ones_like(size)", NARROW),
+    Mutant("jax/rule.py", "return jnp.ldexp(jnp.ones_like(size), exponent - 1)", "return jnp.ones_like(size)", NARROW),
     Mutant("jax/rule.py", "number + unit * _total(", "number + _total(", NARROW),
     Mutant("torch/nodes.py", "only_where(weight != 0, derivative).sum()", "derivative.sum()", MASKED),
     Mutant(
-        "torch/nodes.py", "return torch.ldexp(torch.ones_like(size), exponent)", "return torch.ones_like(size)", NARROW
+        "torch/nodes.py",
+        "return torch.ldexp(torch.ones_like(size), exponent - 1)",
+        "return torch.ones_like(size)",
+        NARROW,
     ),
     Mutant("torch/nodes.py", "[unit * derivative for derivative", "[1 * derivative for derivative", NARROW),
     Mutant("torch/evaluating.py", "new - old > sum(", "new - old > 1 + sum(", TORCH_AUX),

@@ -53,7 +53,8 @@ def differences(name, samples, family, variables, batch):
         return expectation(f, family(logits=logits), learned, key).mean()
 
     gradients = jax.grad(loss, argnums=(0, 1))
-    plain, compiled = gradients(logits, learned, KEY), jax.jit(gradients, compiler_options=OPTIONS)(logits, learned, KEY)
+    plain = gradients(logits, learned, KEY)
+    compiled = jax.jit(gradients, compiler_options=OPTIONS)(logits, learned, KEY)
 
     def difference(one, other):
         return float(jnp.linalg.norm(one - other) / (jnp.linalg.norm(one) + 1e-20))

@@ -234,7 +234,7 @@ def _unit(cotangent: Any, control: Any) -> Any:
     size = jnp.max(jnp.abs(cotangent), initial=0) * jnp.max(jnp.abs(control), initial=1e-3)
     usable = jnp.isfinite(size) & (size > 0)
     _, exponent = jnp.frexp(jnp.where(usable, size, 1))
-    return jnp.ldexp(jnp.ones_like(size), exponent)
+    return jnp.ldexp(jnp.ones_like(size), exponent - 1)
 
 
 def _total(counts: Any, derivative: Any, number: Any) -> Any:

@@ -92,7 +92,7 @@ def _unit(cotangent: Tensor, control: Tensor) -> Tensor:
         return torch.ones((), dtype=cotangent.dtype, device=cotangent.device)
     size = cotangent.abs().max() * control.abs().max().clamp(min=1e-3)
     _, exponent = torch.frexp(torch.where(size.isfinite() & (size > 0), size, 1))
-    return torch.ldexp(torch.ones_like(size), exponent)
+    return torch.ldexp(torch.ones_like(size), exponent - 1)
 
 
 def _cotangent(q: Distribution, gradient: Tensor, weight: Float[Tensor, "*batch"], pullback: Pullback | None) -> Tensor:
