@@ -4,7 +4,7 @@ A program has one dataclass of settings. Its docstring is the description, endin
 a field is the help of its option; an `Option` in the annotation holds what the type does not say::
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(ProgramSettings):
         '''Do something.
 
         Example: doublecv something --steps 3
@@ -36,7 +36,7 @@ import msgspec
 
 from doublecv.lab.common.errors import InputError, shortened, unknown_name
 
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound="ProgramSettings")
 
 KINDS = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", "a path"), str: ("NAME", "a word")}
 """The placeholder of a value in the help, and what it must be."""
@@ -121,7 +121,7 @@ class _Setting(NamedTuple):
             group.add_argument(self.flag, action="store_true", **keywords)
             return
         keywords |= {"default": value, "type": self.convert, "metavar": self.metavar}
-        # Completion reads the choices; `check_options` checks them.
+        # Completion reads the choices; `check` checks them.
         keywords["choices"] = self.choices or (None if option.names is None else option.names())
         if option.without_value is not None:
             keywords |= {"nargs": "?", "const": option.without_value}
@@ -131,6 +131,21 @@ class _Setting(NamedTuple):
             group.add_argument(self.field.name, **keywords)
         else:
             group.add_argument(self.flag, required=self.required, **keywords)
+
+    def check(self, value: Any) -> None:
+        """Raise an `InputError` if a value is outside of the limits, with its name, the value and the limit."""
+        option, name = self.option, self.flag
+        if self.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InputError(f"{name} must be {KINDS[self.kind][1]}, got {shortened(repr(value))}")
+        if option.minimum is not None and not value >= option.minimum:
+            raise InputError(f"{name} must be at least {option.minimum:,}, got {_digits(value)}")
+        if option.maximum is not None and not value <= option.maximum:
+            raise InputError(f"{name} must be at most {option.maximum:,}, got {_digits(value)}")
+        if option.positive and not 0 < value < math.inf:
+            raise InputError(f"{name} must be a positive number, got {value}")
+        names = self.choices if option.names is None else option.names()
+        if names and value not in names:
+            raise unknown_name(option.what if option.names else f"{name} value", value, names)
 
 
 def flag(field: str) -> str:
@@ -146,7 +161,19 @@ class ProgramSettings:
 
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""
-        check_options(self)
+        for setting in _settings(type(self)):
+            value = getattr(self, setting.field.name)
+            values = () if value is None else value if setting.several else (value,)
+            if setting.several and setting.field.default != () and not values:
+                raise InputError(f"{setting.flag} needs at least one value")
+            if setting.option.unique and len(set(values)) < len(values):
+                raise InputError(f"{setting.flag} must not repeat a value, got {' '.join(map(str, values))}")
+            for each in values:
+                setting.check(each)
+
+    def defaults(self) -> ProgramSettings | None:
+        """Return the settings that replace the defaults of options that were not given; None for no others."""
+        return None
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings that determine the numbers, as they are read back from a JSON file."""
@@ -169,18 +196,13 @@ class ProgramSettings:
 
 
 def parse(cls: type[Settings], prog: str, words: Sequence[str]) -> Settings:
-    """Return the settings that the words of a command line give, checked; raise an `InputError` where they are wrong.
-
-    A class may have a method `defaults`, which returns other settings, or None: with settings, options that were not
-    given take their values from them. It may have a method `check` for what `check_options` cannot see.
-    """
+    """Return the settings that the words of a command line give, or raise an `InputError` where they are wrong."""
     parser = make_parser(cls, prog)
     made = _parsed(cls, parser, words)
-    if (others := getattr(made, "defaults", lambda: None)()) is not None:
+    if (others := made.defaults()) is not None:
         parser.set_defaults(**vars(others))
         made = _parsed(cls, parser, words)
-    check_options(made)
-    getattr(made, "check", lambda: None)()
+    made.check()
     return made
 
 
@@ -207,34 +229,6 @@ def make_parser(cls: type, prog: str) -> argparse.ArgumentParser:
         setting.add_to(groups[not setting.option.positional], helps.get(setting.field.name, ""))
     groups[1].add_argument("-h", "--help", action="help", help="Show this help and exit.")
     return parser
-
-
-def check_options(settings: Any) -> None:
-    """Raise an `InputError` for the first setting outside its limits, with its name, the value and the limit."""
-    for setting in _settings(type(settings)):
-        value = getattr(settings, setting.field.name)
-        values = () if value is None else value if setting.several else (value,)
-        if setting.several and setting.field.default != () and not values:
-            raise InputError(f"{setting.flag} needs at least one value")
-        if setting.option.unique and len(set(values)) < len(values):
-            raise InputError(f"{setting.flag} must not repeat a value, got {' '.join(map(str, values))}")
-        for each in values:
-            _check_value(setting, each)
-
-
-def _check_value(setting: _Setting, value: Any) -> None:
-    option, name = setting.option, setting.flag
-    if setting.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise InputError(f"{name} must be {KINDS[setting.kind][1]}, got {shortened(repr(value))}")
-    if option.minimum is not None and not value >= option.minimum:
-        raise InputError(f"{name} must be at least {option.minimum:,}, got {_digits(value)}")
-    if option.maximum is not None and not value <= option.maximum:
-        raise InputError(f"{name} must be at most {option.maximum:,}, got {_digits(value)}")
-    if option.positive and not 0 < value < math.inf:
-        raise InputError(f"{name} must be a positive number, got {value}")
-    names = setting.choices if option.names is None else option.names()
-    if names and value not in names:
-        raise unknown_name(option.what if option.names else f"{name} value", value, names)
 
 
 def _digits(value: float) -> str:
@@ -289,7 +283,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are `InputError`s."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Leave the choices to `check_options`."""
+        """Leave the choices to the settings."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the message in our words."""

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.options import Option
+from doublecv.lab.common.options import Option, ProgramSettings
 from doublecv.lab.common.tables import Table, words
 from doublecv.lab.data.catalogue import SETS, ImageSet
 from doublecv.lab.data.fetch import BrokenFile, cache_folder, find, read
@@ -16,7 +16,7 @@ from doublecv.lab.data.readers import read_digits
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class DataSettings(ProgramSettings):
     """List the data sets, where each was found, and whether it is what was published.
 
     Each is searched for in --data-dir, in $DOUBLECV_DATA, where Debian's package puts it, and in the user's cache. A

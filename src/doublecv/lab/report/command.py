@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from doublecv.lab.common.options import Option
+from doublecv.lab.common.options import Option, ProgramSettings
 
 
 @dataclass(frozen=True)
-class ReportSettings:
+class ReportSettings(ProgramSettings):
     """Compare the results of a sweep with the paper's: a web page, and tables as CSV, LaTeX and Markdown.
 
     The page is one file that opens from disk and requests nothing from any network. All files are written to
