@@ -50,7 +50,7 @@ def gradient_variance(vae: VAE, expectation: Expectation, draws: int = 50) -> fl
 def main(steps: int = 2000, figure: Path = Path("torch_vae.png")) -> None:
     """Train, print a table and draw a figure."""
     torch.manual_seed(0)
-    vae, expectation = VAE(), Expectation(dcv.DoubleCV(SAMPLES))
+    vae, expectation = VAE(), Expectation(dcv.DoubleCV(SAMPLES, learning="gradient"))
     both = expectation, Expectation(dcv.RLOO(SAMPLES))
     optimizer = torch.optim.Adam([{"params": vae.parameters()}, {"params": expectation.parameters(), "lr": 1e-2}])
     record = []

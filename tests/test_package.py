@@ -47,7 +47,7 @@ def test_formulas_run_where_no_framework_is_installed():
         q = dcv.Bernoulli(logits=np.array([0.3, -1.0]))
         f, df = lambda x: x.sum(-1) ** 2, lambda x: 2 * x.sum(-1, keepdims=True) + 0 * x
         learned = dcv.estimators.fixed_coefficients({"alpha": -1.0})
-        moments = dcv.exact_moments(f, q, dcv.DoubleCV(2), learned, df=df)
+        moments = dcv.exact_moments(f, q, dcv.DoubleCV(2, learning="gradient"), learned, df=df)
         print(np.abs(moments.mean - dcv.exact_gradient(f, q)).max() < 1e-12)
     """
     done = run(without("jax", "torch", "scipy") + textwrap.dedent(program))

@@ -61,7 +61,7 @@ def exact_gradient_of_layers():
 
 
 EXACT = exact_gradient_of_layers()
-ESTIMATORS = [dcv.RLOO(3), dcv.DoubleCV(3), dcv.QuadraticDoubleCV(3, learning="gradient")]
+ESTIMATORS = [dcv.RLOO(3), dcv.DoubleCV(3, learning="gradient"), dcv.QuadraticDoubleCV(3, learning="gradient")]
 DRAWS = 30_000
 
 
@@ -216,11 +216,11 @@ def test_a_product_gives_f_a_dictionary(xp):
         return x["gate"].sum(-1) + (x["choice"][..., 0, :] ** 2).sum(-1)
 
     if xp is jnp:
-        expectation = doublecv.jax.Expectation(dcv.DoubleCV(4))
+        expectation = doublecv.jax.Expectation(dcv.DoubleCV(4, learning="gradient"))
         learned = expectation.init(mixed(jnp, 5)).learned
         value = expectation(f, mixed(jnp, 5), learned, jax.random.key(0))
     else:
-        value = doublecv.torch.Expectation(dcv.DoubleCV(4))(f, mixed(torch, 5))
+        value = doublecv.torch.Expectation(dcv.DoubleCV(4, learning="gradient"))(f, mixed(torch, 5))
     assert tuple(value.shape) == (5,)
     assert seen == {"gate": (4, 5, 2), "choice": (4, 5, 1, 3)}
 

@@ -17,7 +17,7 @@ def checked(framework, f, estimator=None, q=None, **options):
 
 
 def test_a_good_function(framework):
-    found = checked(framework, network, dcv.DoubleCV(2))
+    found = checked(framework, network, dcv.DoubleCV(2, learning="gradient"))
     assert found.has_gradient
     assert found.depends_on_x
     assert str(found) == (
@@ -63,7 +63,7 @@ def test_a_threshold(framework):
     assert "gradient in x is zero everywhere" in str(found)
     assert "rloo, disarm or arms" in str(found)
     with pytest.raises(TypeError, match="the gradient of f in x is zero everywhere, but double-cv needs it"):
-        checked(framework, f, dcv.DoubleCV(2))
+        checked(framework, f, dcv.DoubleCV(2, learning="gradient"))
     assert not checked(framework, f, dcv.RLOO(2)).has_gradient
 
 

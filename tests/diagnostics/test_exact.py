@@ -11,7 +11,12 @@ from doublecv.estimators import fixed_coefficients, label
 from doublecv.exact import exact_gradient, exact_moments
 from frameworks import LOGITS, network, network_gradient
 
-ESTIMATORS = [dcv.DoubleCV(2), dcv.DoubleCV(2, "mean"), dcv.MuProp(1), dcv.QuadraticDoubleCV(2)]
+ESTIMATORS = [
+    dcv.DoubleCV(2, learning="gradient"),
+    dcv.DoubleCV(2, "mean", learning="gradient"),
+    dcv.MuProp(1),
+    dcv.QuadraticDoubleCV(2),
+]
 
 
 def away(estimator):
@@ -42,7 +47,7 @@ def test_exact_gradient_is_the_derivative_of_the_mean(x64):
 
 def test_numpy_needs_the_gradient():
     with pytest.raises(ValueError, match="df is None, but the gradient of f is needed and NumPy cannot find it"):
-        exact_moments(lambda x: x.sum(-1), dcv.Bernoulli(logits=np.zeros(2)), dcv.DoubleCV(2))
+        exact_moments(lambda x: x.sum(-1), dcv.Bernoulli(logits=np.zeros(2)), dcv.DoubleCV(2, learning="gradient"))
 
 
 def test_too_many_outcomes():
@@ -62,9 +67,9 @@ class TestOptimalCoefficients:
     @pytest.mark.parametrize(
         "estimator",
         [
-            dcv.DoubleCV(2),
-            dcv.DoubleCV(3),
-            dcv.DoubleCV(2, "mean"),
+            dcv.DoubleCV(2, learning="gradient"),
+            dcv.DoubleCV(3, learning="gradient"),
+            dcv.DoubleCV(2, "mean", learning="gradient"),
             dcv.HalfDoubleCV(3),
             dcv.QuadraticDoubleCV(2),
             dcv.Reinforce(2, learned_baseline=True),

@@ -102,7 +102,7 @@ def test_products_and_sequences_are_measured():
 def test_check_accepts_f_and_finds_one_that_mixes(front_end):
     options = {"key": jax.random.key(0)} if front_end is doublecv.jax else {}
     q = Q_JAX if front_end is doublecv.jax else Q_TORCH
-    assert front_end.check(f, q, dcv.DoubleCV(2), **options).has_gradient
+    assert front_end.check(f, q, dcv.DoubleCV(2, learning="gradient"), **options).has_gradient
     with pytest.raises(ValueError, match="f mixes batch elements"):
         front_end.check(lambda x: f(x) - f(x).mean(1)[:, None], q, **options)
 
@@ -117,6 +117,6 @@ def test_estimators_for_independent_variables_are_refused(front_end, name):
 
 def test_paths_are_not_enumerated():
     with pytest.raises(TypeError, match="give a key"):
-        doublecv.jax.optimal_coefficients(f, Q_JAX, dcv.DoubleCV(2))
+        doublecv.jax.optimal_coefficients(f, Q_JAX, dcv.DoubleCV(2, learning="gradient"))
     with pytest.raises(TypeError, match="give draws"):
-        doublecv.torch.optimal_coefficients(f, Q_TORCH, dcv.DoubleCV(2))
+        doublecv.torch.optimal_coefficients(f, Q_TORCH, dcv.DoubleCV(2, learning="gradient"))

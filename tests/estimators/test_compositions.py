@@ -58,7 +58,7 @@ def test_alpha_zero_is_the_coupled_estimator(name, base):
 @pytest.mark.parametrize("samples", [4, 6])
 def test_each_pair_is_corrected_with_the_gradients_of_the_other_pairs(samples):
     """mean_p [DisARM_p(f + alpha d_p^T (x - mu)) - alpha M d_p], pair by pair."""
-    estimator = dcv.DoubleCV(samples, coupling=Antithetic())
+    estimator = dcv.DoubleCV(samples, coupling=Antithetic(), learning="gradient")
     q, evaluation = drawn(estimator)
     pairs, of_pairs = samples // 2, []
     for pair in range(pairs):
@@ -322,12 +322,12 @@ def test_the_concrete_form_has_less_variance_than_rloo():
 )
 def test_options_that_do_not_exist_are_refused(samples, options, message):
     with pytest.raises(ValueError, match=message):
-        dcv.DoubleCV(samples, **options)
+        dcv.DoubleCV(samples, **options, learning="gradient")
 
 
 def test_other_options_that_do_not_exist_are_refused():
     with pytest.raises(TypeError, match=r"coupling must be a coupling such as .*, got 'antithetic'"):
-        dcv.DoubleCV(4, coupling="antithetic")
+        dcv.DoubleCV(4, coupling="antithetic", learning="gradient")
     with pytest.raises(ValueError, match="keep must be one of current, others; got 'both'"):
         dcv.HalfDoubleCV(2, keep="both")
     with pytest.raises(ValueError, match="samples must be at least 2 for ConcreteDoubleCV, got 1"):

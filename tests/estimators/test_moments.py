@@ -256,7 +256,7 @@ def test_the_direction_of_the_quadratic_form_is_double_cv(samples):
     q, quadratic, double_cv = (
         dcv.Bernoulli(logits=np.array([0.5, -0.5, 1.0, 0.0])),
         dcv.QuadraticDoubleCV(samples=samples),
-        dcv.DoubleCV(samples=samples),
+        dcv.DoubleCV(samples=samples, learning="gradient"),
     )
     evaluation = draw(quadratic, q, f, df, np.random.default_rng(0))
     names = quadratic.needs.coefficients

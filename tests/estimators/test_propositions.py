@@ -59,7 +59,7 @@ def test_proposition_2_a_baseline_with_constant_mean_given_the_sample_needs_no_c
 @pytest.mark.parametrize("samples", [2, 3, 4])
 def test_proposition_3_the_correction_is_the_mean_of_the_surrogate_part(setting, samples):
     problem, q = setting
-    outcomes = enumerate_outcomes(problem.f, q, dcv.DoubleCV(samples), problem.df)
+    outcomes = enumerate_outcomes(problem.f, q, dcv.DoubleCV(samples, learning="gradient"), problem.df)
     x, df = outcomes.evaluation.x, outcomes.evaluation.df
     b = q.dot(leave_one_out(df), x - q.mean)
     surrogate = outcomes.expectation(score_gradient(outcomes.q, x, b - leave_one_out(b)))
@@ -71,7 +71,7 @@ def test_closed_form_for_two_samples(setting):
     """Equation 12 of the paper."""
     problem, q = setting
     alpha = -0.6
-    outcomes = enumerate_outcomes(problem.f, q, dcv.DoubleCV(2), problem.df)
+    outcomes = enumerate_outcomes(problem.f, q, dcv.DoubleCV(2, learning="gradient"), problem.df)
     (x1, x2), (f1, f2), (d1, d2) = outcomes.evaluation.x, outcomes.evaluation.f, outcomes.evaluation.df
     delta = f1 - f2 + alpha * (q.dot(d2, x1 - q.mean) - q.dot(d1, x2 - q.mean))
     expected = q.scale(delta, (q.score(x1) - q.score(x2)) / 2) - alpha * q.covariance_product((d1 + d2) / 2)
@@ -93,7 +93,7 @@ def test_alpha_zero_is_rloo(setting, samples, name):
 def test_a_linear_f_leaves_no_variance_at_alpha_minus_one(family, control, samples):
     logits = make_logits(family)
     q, problem = family(logits=logits), linear(int(np.prod(logits.shape[1:])), family.event_axes)
-    estimator = dcv.DoubleCV(samples, control=control)
+    estimator = dcv.DoubleCV(samples, control=control, learning="gradient")
     assert np.max(variance(estimator, problem, q, -1.0)) < 1e-28
     assert np.max(variance(dcv.RLOO(samples), problem, q)) > 1e-3
     assert best_alpha(estimator, problem, q) == pytest.approx(-1, abs=1e-10)
@@ -103,7 +103,7 @@ def test_a_linear_f_leaves_no_variance_at_alpha_minus_one(family, control, sampl
 @pytest.mark.parametrize("alpha", [-2.0, -1.0, -0.5, 0.3])
 def test_the_others_half_of_the_mean_field_form_never_beats_r_star(setting, samples, alpha):
     problem, q = setting
-    outcomes = enumerate_outcomes(problem.f, q, dcv.DoubleCV(samples, control="mean"), problem.df)
+    outcomes = enumerate_outcomes(problem.f, q, dcv.DoubleCV(samples, control="mean", learning="gradient"), problem.df)
     evaluation = outcomes.evaluation
     b = outcomes.q.dot(evaluation.df_mean, outcomes.q.score(evaluation.x))
     estimates = score_gradient(outcomes.q, evaluation.x, evaluation.f - leave_one_out(evaluation.f + alpha * b))
@@ -160,8 +160,10 @@ class TestToyVariances:
         return {
             "rloo": np.mean(variance(dcv.RLOO(2), self.problem, q)),
             "r-star": np.mean(variance(dcv.RStar(2, expected_f=self.problem.expected_f), self.problem, q)),
-            "double-cv": np.mean(best_variance(dcv.DoubleCV(2), self.problem, q)),
-            "double-cv-mean": np.mean(best_variance(dcv.DoubleCV(2, control="mean"), self.problem, q)),
+            "double-cv": np.mean(best_variance(dcv.DoubleCV(2, learning="gradient"), self.problem, q)),
+            "double-cv-mean": np.mean(
+                best_variance(dcv.DoubleCV(2, control="mean", learning="gradient"), self.problem, q)
+            ),
         }
 
     def test_at_logits_one(self):

@@ -11,8 +11,8 @@ from problems import FEATURES, make_context, make_learned, make_logits, make_pro
 BASES = [
     dcv.Reinforce(1),
     dcv.RLOO(2),
-    dcv.DoubleCV(3),
-    dcv.DoubleCV(2, control="mean"),
+    dcv.DoubleCV(3, learning="gradient"),
+    dcv.DoubleCV(2, control="mean", learning="gradient"),
     dcv.QuadraticDoubleCV(2),
     dcv.MuProp(2),
     dcv.DisARM(2),

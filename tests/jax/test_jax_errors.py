@@ -106,13 +106,13 @@ def test_learned_state(entrance):
     with pytest.raises(
         ValueError, match=r"learned.numbers of DoubleCV must have the names \['alpha'\], got \[\]; start"
     ):
-        entrance(f, Q, dcv.DoubleCV(2), fixed_coefficients({}))
+        entrance(f, Q, dcv.DoubleCV(2, learning="gradient"), fixed_coefficients({}))
     with pytest.raises(ValueError, match=r"learned.numbers of RLOO must have the names \[\], got \['alpha'\]"):
         entrance(f, Q, dcv.RLOO(2), fixed_coefficients({"alpha": 0.0}))
     with pytest.raises(TypeError, match=r"learned must be the learned state of the estimator .*, got dict"):
-        entrance(f, Q, dcv.DoubleCV(2), {"alpha": 0.0})
+        entrance(f, Q, dcv.DoubleCV(2, learning="gradient"), {"alpha": 0.0})
     with pytest.raises(TypeError, match=r"learned is a State; pass state.learned"):
-        entrance(f, Q, dcv.DoubleCV(2), Expectation(dcv.DoubleCV(2)).init(Q))
+        entrance(f, Q, dcv.DoubleCV(2, learning="gradient"), Expectation(dcv.DoubleCV(2, learning="gradient")).init(Q))
 
 
 @pytest.mark.parametrize("estimator", [dcv.LearnedSurrogate(dcv.RLOO(2)), dcv.Relax(1)], ids=lambda e: type(e).__name__)
@@ -122,7 +122,7 @@ def test_the_state_of_an_estimator_with_sizes(estimator):
 
 
 def test_update():
-    expectation = Expectation(dcv.DoubleCV(2))
+    expectation = Expectation(dcv.DoubleCV(2, learning="gradient"))
     state = expectation.init(Q)
     with pytest.raises(
         TypeError, match=r"update takes the gradient in state.learned and the state, got State and Learned"
@@ -229,10 +229,10 @@ def test_a_gradient_that_is_identically_zero(name, case):
 
 
 def alpha():
-    return jax.tree.map(jnp.asarray, dcv.DoubleCV(2).init())
+    return jax.tree.map(jnp.asarray, dcv.DoubleCV(2, learning="gradient").init())
 
 
-@pytest.mark.parametrize("estimator", [dcv.RLOO(2), dcv.DoubleCV(2)], ids=str)
+@pytest.mark.parametrize("estimator", [dcv.RLOO(2), dcv.DoubleCV(2, learning="gradient")], ids=str)
 @pytest.mark.parametrize("case", ["logits, logits", "logits, theta", "theta, logits", "hessian", "mixed hessian"])
 def test_differentiating_twice(estimator, case):
     """In the logits, in what f closes over, and mixed in both orders."""
@@ -256,9 +256,9 @@ def test_differentiating_only_the_model_twice_is_right():
     """f is an ordinary function of what it closes over: its second derivative is no estimate."""
 
     def value(scale):
-        return call(lambda x: scale**3 * x.sum(-1), Q, dcv.DoubleCV(2)).sum()
+        return call(lambda x: scale**3 * x.sum(-1), Q, dcv.DoubleCV(2, learning="gradient")).sum()
 
-    x = estimate(f, Q, dcv.DoubleCV(2)).evaluation.x
+    x = estimate(f, Q, dcv.DoubleCV(2, learning="gradient")).evaluation.x
     np.testing.assert_allclose(jax.hessian(value)(2.0), 12 * x.sum(-1).mean(0).sum(), rtol=1e-6)
 
 
@@ -270,7 +270,7 @@ def test_noise_of_the_wrong_shape():
 def test_evaluation_that_lacks_what_the_formula_needs():
     x, values = jnp.zeros((2, 3, 4)), jnp.zeros((2, 3))
     with pytest.raises(ValueError, match=r"evaluation.df is None, but DoubleCV needs it, with shape \(2, 3, 4\)"):
-        dcv.DoubleCV(2).apply(Q, Evaluation(x, values), alpha())
+        dcv.DoubleCV(2, learning="gradient").apply(Q, Evaluation(x, values), alpha())
     with pytest.raises(ValueError, match=r"evaluation.f must have shape \(2, 3\), got shape \(2, 4\)"):
         dcv.RLOO(2).apply(Q, Evaluation(x, jnp.zeros((2, 4))))
 

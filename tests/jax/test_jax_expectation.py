@@ -116,7 +116,7 @@ class TestLearnedNumbers:
     def test_pullback_takes_the_norm_of_the_encoders_gradient(self):
         generator = np.random.default_rng(5)
         data, weights = jnp.asarray(generator.normal(size=(3, 6))), jnp.asarray(generator.normal(size=(6, 4)))
-        expectation = Expectation(dcv.DoubleCV(3))
+        expectation = Expectation(dcv.DoubleCV(3, learning="gradient"))
 
         @jax.jit
         def encoder_norm(value):
@@ -225,7 +225,7 @@ class TestWhatFMayBe:
 
     def test_integers_and_keys_of_a_loop_inside_a_differentiated_scan(self):
         """What f closes over there is gone when JAX traces the backward rule, also integers and random keys."""
-        labels, expectation = jnp.asarray([[0, 1, 2], [3, 0, 1]]), Expectation(dcv.DoubleCV(2))
+        labels, expectation = jnp.asarray([[0, 1, 2], [3, 0, 1]]), Expectation(dcv.DoubleCV(2, learning="gradient"))
         scale = jnp.asarray(np.random.default_rng(1).normal(size=4))
 
         def loss(logits):
@@ -286,7 +286,7 @@ class TestWhatFMayBe:
             calls.append(x.shape)
             return jnp.sum(x, -1)
 
-        expectation = Expectation(dcv.DoubleCV(4))
+        expectation = Expectation(dcv.DoubleCV(4, learning="gradient"))
         jax.grad(lambda logits: expectation(f, dcv.Bernoulli(logits), alpha(0.0), KEY).sum())(LOGITS)
         assert calls == [(4, 3, 4)]
 
@@ -327,7 +327,7 @@ class TestWhatFMayBe:
 
 class TestUseOfTheResult:
     def test_result_used_twice_and_weights_of_zero(self):
-        expectation, q = Expectation(dcv.DoubleCV(2)), dcv.Bernoulli(jnp.asarray(LOGITS))
+        expectation, q = Expectation(dcv.DoubleCV(2, learning="gradient")), dcv.Bernoulli(jnp.asarray(LOGITS))
         explicit = expectation.estimate(F, q, alpha(-1.0), KEY)
         weights = jnp.asarray([1.0, 0.0, 2.0])
 
@@ -341,7 +341,7 @@ class TestUseOfTheResult:
         )
 
     def test_the_result_held_constant(self):
-        expectation = Expectation(dcv.DoubleCV(2))
+        expectation = Expectation(dcv.DoubleCV(2, learning="gradient"))
 
         def held(logits):
             return jax.lax.stop_gradient(expectation(F, dcv.Bernoulli(logits), alpha(0.0), KEY)).sum()
@@ -349,7 +349,7 @@ class TestUseOfTheResult:
         np.testing.assert_array_equal(jax.grad(held)(LOGITS), 0)
 
     def test_integer_labels(self):
-        labels, expectation = jnp.asarray([0, 3, 1]), Expectation(dcv.DoubleCV(2))
+        labels, expectation = jnp.asarray([0, 3, 1]), Expectation(dcv.DoubleCV(2, learning="gradient"))
 
         def loss(logits, labels):
             f = lambda x: jnp.take_along_axis(x, labels[None, :, None], axis=-1)[..., 0] * 2.0  # noqa: E731

@@ -75,7 +75,7 @@ def test_batch_normalization_and_dropout():
 
 def stored(what, q_of, estimator=None):
     """Return a step of training whose loss may have a part on what f stored."""
-    expectation = Expectation(estimator or dcv.DoubleCV(2))
+    expectation = Expectation(estimator or dcv.DoubleCV(2, learning="gradient"))
     logits, kept = torch.zeros(3, 4, requires_grad=True), []
 
     def f(x):

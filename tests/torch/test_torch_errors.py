@@ -43,7 +43,7 @@ def raised_anywhere(call):
 
 MISTAKES = {
     "f that returns x": (lambda x: x, (Q, JAX_Q), dcv.RLOO(2)),
-    "f that sums over all": (lambda x: x.sum(), (Q, JAX_Q), dcv.DoubleCV(2)),
+    "f that sums over all": (lambda x: x.sum(), (Q, JAX_Q), dcv.DoubleCV(2, learning="gradient")),
     "f that sums over the samples": (lambda x: x.sum((0, 2)), (Q, JAX_Q), dcv.RLOO(2)),
     "f that returns a number": (lambda x: 1.0, (Q, JAX_Q), dcv.RLOO(2)),
     "f of the wrong shape at the mean": (lambda x: x, (Q, JAX_Q), dcv.MuProp(2)),
@@ -162,11 +162,13 @@ def test_a_gradient_that_is_identically_zero(name, case):
 
 def test_a_loss_without_weight_is_not_taken_for_a_missing_gradient():
     logits = leaf()
-    (0 * Expectation(dcv.DoubleCV(2))(lambda x: x.sum(-1), dcv.Bernoulli(logits)).sum()).backward()
+    (0 * Expectation(dcv.DoubleCV(2, learning="gradient"))(lambda x: x.sum(-1), dcv.Bernoulli(logits)).sum()).backward()
     assert not logits.grad.any()
 
 
-@pytest.mark.parametrize("estimator", [dcv.RLOO(2), dcv.DoubleCV(2), dcv.MuProp(2), dcv.Rebar(1)], ids=str)
+@pytest.mark.parametrize(
+    "estimator", [dcv.RLOO(2), dcv.DoubleCV(2, learning="gradient"), dcv.MuProp(2), dcv.Rebar(1)], ids=str
+)
 def test_differentiated_twice(estimator):
     logits, model = leaf(), torch.ones(4, requires_grad=True)
     expectation = Expectation(estimator)
@@ -186,13 +188,15 @@ def test_differentiated_twice(estimator):
 def test_the_model_can_be_differentiated_twice():
     """What f closes over has an ordinary gradient, and so a second derivative."""
     scale = torch.tensor(3.0, requires_grad=True)
-    loss = Expectation(dcv.DoubleCV(2))(lambda x: scale**3 * (1 + x.sum(-1)), dcv.Bernoulli(leaf())).sum()
+    loss = Expectation(dcv.DoubleCV(2, learning="gradient"))(
+        lambda x: scale**3 * (1 + x.sum(-1)), dcv.Bernoulli(leaf())
+    ).sum()
     (first,) = torch.autograd.grad(loss, scale, create_graph=True)
     (second,) = torch.autograd.grad(first, scale)
     torch.testing.assert_close(second, first * 2 / 3)
 
 
-@pytest.mark.parametrize("estimator", [dcv.RLOO(2), dcv.DoubleCV(2)], ids=str)
+@pytest.mark.parametrize("estimator", [dcv.RLOO(2), dcv.DoubleCV(2, learning="gradient")], ids=str)
 def test_what_is_changed_in_place_after_the_call_is_refused(estimator):
     """f and logits that changed between forward and backward would give a wrong gradient silently."""
     logits, kept = leaf(), []
@@ -215,7 +219,7 @@ def test_what_is_changed_in_place_after_the_call_is_refused(estimator):
 
 def test_parameters_that_never_move_cause_one_warning(monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 5)
-    expectation, logits = Expectation(dcv.DoubleCV(2)), leaf()
+    expectation, logits = Expectation(dcv.DoubleCV(2, learning="gradient")), leaf()
 
     def step():
         expectation(lambda x: torch.sin(x).sum(-1), dcv.Bernoulli(logits=logits)).mean().backward()
@@ -236,7 +240,7 @@ def test_parameters_that_move_or_are_frozen_cause_no_warning(monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 5)
     logits = leaf()
     for frozen in (False, True):
-        expectation = Expectation(dcv.DoubleCV(2)).requires_grad_(not frozen)
+        expectation = Expectation(dcv.DoubleCV(2, learning="gradient")).requires_grad_(not frozen)
         optimizer = torch.optim.Adam([logits, *expectation.parameters()])
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -217,7 +217,7 @@ def test_f_that_counts_in_integers():
 
 def test_f_that_depends_on_the_logits_adds_its_ordinary_gradient():
     q = make_q(dcv.Bernoulli)
-    expectation = make_expectation(dcv.DoubleCV(2), q)
+    expectation = make_expectation(dcv.DoubleCV(2, learning="gradient"), q)
     noise = make_noise(expectation.estimator, q)
 
     def gradient(f):
@@ -233,7 +233,7 @@ def test_f_that_depends_on_the_logits_adds_its_ordinary_gradient():
 
 def test_frozen_numbers_and_frozen_logits():
     problem = make_problem("network", dcv.Bernoulli)
-    for estimator in (dcv.DoubleCV(2), dcv.Rebar(2)):
+    for estimator in (dcv.DoubleCV(2, learning="gradient"), dcv.Rebar(2)):
         q = make_q(dcv.Bernoulli)
         expectation, noise = make_expectation(estimator, q), make_noise(estimator, q)
         expectation(problem.f, q, noise=noise).sum().backward()
@@ -251,7 +251,7 @@ def test_frozen_numbers_and_frozen_logits():
 
 
 def test_numbers_are_parameters():
-    expectation = Expectation(dcv.DoubleCV(2))
+    expectation = Expectation(dcv.DoubleCV(2, learning="gradient"))
     assert list(expectation.state_dict()) == ["alpha"]
     assert "DoubleCV(samples=2" in repr(expectation)
     assert expectation.double().alpha.dtype == torch.float64
@@ -275,7 +275,9 @@ def test_the_network_of_relax_is_a_part_of_the_module():
     assert expectation.to(torch.float32).from_context.shape == (2, 5)
 
 
-@pytest.mark.parametrize("estimator", [dcv.Reinforce(2, learned_baseline=True), dcv.DoubleCV(2), dcv.Rebar(2)], ids=str)
+@pytest.mark.parametrize(
+    "estimator", [dcv.Reinforce(2, learned_baseline=True), dcv.DoubleCV(2, learning="gradient"), dcv.Rebar(2)], ids=str
+)
 def test_the_numbers_get_the_derivative_of_the_mean_square(estimator):
     problem, q = make_problem("network", dcv.Bernoulli), make_q(dcv.Bernoulli)
     expectation, noise, step = make_expectation(estimator, q), make_noise(estimator, q), 1e-5
@@ -297,9 +299,9 @@ def test_the_numbers_get_the_derivative_of_the_mean_square(estimator):
 def test_learned_alpha_descends_to_the_best_one():
     """Descent along the gradient of alpha lowers the variance of what any optimizer is handed."""
     problem = make_problem("quadratic", dcv.Bernoulli)
-    q, expectation = make_q(dcv.Bernoulli), Expectation(dcv.DoubleCV(2)).double()
+    q, expectation = make_q(dcv.Bernoulli), Expectation(dcv.DoubleCV(2, learning="gradient")).double()
     numpy_q = dcv.Bernoulli(logits=q.logits.detach().numpy())
-    best = float(best_coefficients(dcv.DoubleCV(2), problem, numpy_q).numbers["alpha"])
+    best = float(best_coefficients(dcv.DoubleCV(2, learning="gradient"), problem, numpy_q).numbers["alpha"])
     optimizer = torch.optim.SGD(expectation.parameters(), lr=0.02)
     generator, tail = torch.Generator().manual_seed(0), []
     for step in range(1500):

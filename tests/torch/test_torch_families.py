@@ -29,7 +29,7 @@ def test_torch_distributions(case, parameterization):
     problem = make_problem("network", family)
     logits = torch.tensor(make_logits(family, batch=(4,)), requires_grad=True)
     noise = NOISE[..., : VARIABLES[family][0]]
-    expectation = Expectation(dcv.DoubleCV(2)).double()
+    expectation = Expectation(dcv.DoubleCV(2, learning="gradient")).double()
     expectation(problem.f, family(logits=logits), noise=noise).sum().backward()
     wanted = logits.grad.clone(), expectation.alpha.grad.clone()
 
@@ -60,7 +60,7 @@ def test_detach_holds_the_logits_of_either_kind_constant(case):
     family, cls, independent_axes = CASES[case]
     problem = make_problem("network", family)
     noise = NOISE[..., : VARIABLES[family][0]]
-    expectation, gradients = Expectation(dcv.DoubleCV(2)).double(), []
+    expectation, gradients = Expectation(dcv.DoubleCV(2, learning="gradient")).double(), []
     for make_one in (lambda logits: family(logits=logits), lambda logits: make(cls, independent_axes, logits=logits)):
         logits = torch.tensor(make_logits(family, batch=(4,)), requires_grad=True)
         q = make_one(logits)

@@ -94,7 +94,7 @@ def test_formulas_run_outside_autocast_in_backward_too():
 
 def test_encoder_under_autocast_has_narrow_logits():
     encoder, decoder = nn.Linear(6, 3), make_decoder(dcv.Bernoulli).float()
-    expectation = Expectation(dcv.DoubleCV(2))
+    expectation = Expectation(dcv.DoubleCV(2, learning="gradient"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = encoder(Y)
         assert logits.dtype == torch.bfloat16
@@ -137,7 +137,7 @@ def test_compiled_model(fresh_compiler, name):
 def test_a_compiled_step_keeps_its_gradients(fresh_compiler):
     """The compiler must leave the module alone: its two nodes speak to each other in the backward pass."""
     decoder, logits = make_decoder(dcv.Bernoulli).float(), leaf(torch.float32)
-    expectation = make_expectation(dcv.DoubleCV(2), dcv.Bernoulli(logits=logits), torch.float32)
+    expectation = make_expectation(dcv.DoubleCV(2, learning="gradient"), dcv.Bernoulli(logits=logits), torch.float32)
     noise = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(1))
 
     def step(scale):
@@ -197,7 +197,7 @@ def test_narrow_types_are_summed_in_float32(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("base", [dcv.RLOO(2), dcv.DoubleCV(2), dcv.QuadraticDoubleCV(2)], ids=str)
+@pytest.mark.parametrize("base", [dcv.RLOO(2), dcv.DoubleCV(2, learning="gradient"), dcv.QuadraticDoubleCV(2)], ids=str)
 @pytest.mark.parametrize("converted", [False, True])
 def test_the_learned_surrogate_in_every_type(base, dtype, converted):
     logits = torch.tensor(make_logits(dcv.Bernoulli, batch=(4,)), dtype=dtype, requires_grad=True)

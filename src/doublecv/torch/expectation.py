@@ -85,7 +85,7 @@ class Expectation(nn.Module):
     module; `estimate` gives its gradient explicitly.
 
     >>> import doublecv as dcv
-    >>> expectation = Expectation(dcv.DoubleCV(samples=4))
+    >>> expectation = Expectation(dcv.DoubleCV(samples=4, learning="gradient"))
     >>> logits = torch.zeros(3, 5, requires_grad=True)
     >>> expectation(lambda x: x.sum(-1), dcv.Bernoulli(logits=logits)).mean().backward()
     >>> logits.grad.shape, expectation.alpha.grad.shape

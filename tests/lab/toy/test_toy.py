@@ -125,7 +125,7 @@ def test_objective_and_probability_start_from_logits_0(halves):
 
 def test_steps_are_rmsprop_up_in_the_logits_and_down_in_alpha(x64, tiny_results):
     """RMSprop written out: eps is added to the root, as Keras had it when the paper was made."""
-    problem, expectation = ToyProblem(), Expectation(dcv.DoubleCV(samples=2))
+    problem, expectation = ToyProblem(), Expectation(dcv.DoubleCV(samples=2, learning="gradient"))
     learning_key = jax.random.split(jax.random.key(1), 3)[0]
 
     @jax.jit
@@ -198,7 +198,9 @@ def test_any_number_of_samples_runs(name, samples):
 
 
 def test_optimal_alpha_comes_from_the_draws_where_it_is_not_known_exactly(monkeypatch):
-    at_start = exact_optimal_alpha(ToyProblem(), dcv.DoubleCV(samples=2), dcv.Bernoulli(logits=np.zeros(3)))
+    at_start = exact_optimal_alpha(
+        ToyProblem(), dcv.DoubleCV(samples=2, learning="gradient"), dcv.Bernoulli(logits=np.zeros(3))
+    )
     monkeypatch.setattr(toy_moments, "LARGEST_TABLE", 0)
     curves = run(tiny(iterations=1, draws=20_000)).curves["double-cv"]
     assert np.isnan(curves.exact_variance).all()

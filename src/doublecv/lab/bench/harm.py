@@ -166,12 +166,13 @@ def _program(estimator: Estimator, problem: HarmProblem, checkpoints: tuple[int,
         def variance(step: Any, parameters: Any, state: Any) -> Any:
             data_key, draw_key = jax.random.split(jax.random.fold_in(key, -1 - step))
             data = kind.data(constants, data_key, batch)
-            f = function(constants, parameters["model"], data, factor_at(step) / scale)
+            f = function(constants, parameters["model"], data, factor_at(step))
             q = distribution(parameters, data)
 
             def both(key: Any) -> Any:
                 own = expectation.estimate(f, q, state.learned, key).gradient
-                return own, rloo.estimate(f, q, rloo.init(q).learned, key).gradient
+                # Divided by the scale, so that the squares are in the range of the numbers.
+                return own / scale, rloo.estimate(f, q, rloo.init(q).learned, key).gradient / scale
 
             drawn = jax.lax.map(both, jax.random.split(draw_key, draws), batch_size=min(draws, 100))
             own, base = (jnp.sum(jnp.square(g - g.mean(0)).reshape(draws, -1), axis=1) for g in drawn)
