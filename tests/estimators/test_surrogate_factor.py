@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import doublecv as dcv
+from doublecv.estimators import Evaluation
 from doublecv.exact import exact_gradient, exact_moments
 from doublecv.jax import Expectation
 
@@ -57,3 +58,34 @@ def test_a_surrogate_learns_an_f_of_any_scale_and_lowers_the_variance(scale):
     args = (lambda x: scale * quadratic(x), exact_q)
     own = exact_moments(*args, expectation.estimator, learned, df=lambda x: scale * quadratic_df(x)).variance
     assert np.sum(own) < 0.3 * np.sum(exact_moments(*args, dcv.RLOO(samples=2)).variance)
+
+
+def test_a_surrogate_is_left_out_at_once_where_f_becomes_much_smaller():
+    q, estimator = dcv.Bernoulli(logits=np.tile([0.2, -0.4, 1.0], (8, 1))), dcv.LearnedSurrogate(dcv.RLOO(samples=2))
+    learned, rng, exact_q = estimator.init(q), np.random.default_rng(0), dcv.Bernoulli(logits=np.zeros((1, 3)))
+    ratios = {}
+    for step in range(45):
+        scale = 1e-6 if step >= 40 else 1.0
+        x = estimator.draw(q, rng.random(estimator.noise_shape(q)))
+        evaluation = Evaluation(x, scale * quadratic(x), scale * quadratic_df(x))
+        applied = estimator.apply(q, evaluation, learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+        if step == 0:
+            # The slope at the mean, in the unit of the first step.
+            unit = np.exp(learned.averages["surrogate_log_scale"] / 2)
+            learned.numbers["surrogate_slope_bias"] = quadratic_df(np.asarray(q.mean[0])) / unit
+        own, rloo = (
+            np.sum(
+                exact_moments(
+                    lambda x, scale=scale: scale * quadratic(x),
+                    exact_q,
+                    *made,
+                    df=lambda x, scale=scale: scale * quadratic_df(x),
+                ).variance
+            )
+            for made in ((estimator, learned), (dcv.RLOO(samples=2),))
+        )
+        ratios[step] = own / rloo
+    assert ratios[39] < 0.7
+    assert ratios[40] == pytest.approx(1)
+    assert ratios[44] < 1.05

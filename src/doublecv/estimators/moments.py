@@ -81,6 +81,9 @@ JUMP = log(1e4)
 """A step is left out if its parts exceed the mean by this much in the logarithm; two in a row are a jump of the scale,
 which is followed at once."""
 
+FALL = log(1e-4)
+"""The logarithm of g0 . g0, relative to the running scale, below which f may have become much smaller at once."""
+
 LEAST_RIDGE = 1e-8
 """The smallest ridge on the unit diagonal of the system; ten rounding errors if that is more."""
 
@@ -145,6 +148,7 @@ def start(n: int, direction: Direction | None = None) -> dict[str, Any]:
         "steps": np.zeros(memories),
         "log_scale": np.zeros(()),
         "log_excess": np.zeros(()),
+        "log_own": np.zeros(()),
     }
 
 
@@ -197,7 +201,11 @@ def statistics(
 
 
 def advance(
-    averages: Mapping[str, Any], statistics: Mapping[str, Any], direction: Direction | None = None
+    averages: Mapping[str, Any],
+    statistics: Mapping[str, Any],
+    direction: Direction | None = None,
+    *,
+    follow_falls: bool = False,
 ) -> dict[str, Any]:
     """Move the running averages by one step; a step without weight or with numbers that are not finite is skipped.
 
@@ -205,6 +213,8 @@ def advance(
         averages: the running averages that the statistics were made with.
         statistics: the sums over all batch elements of the step.
         direction: the direction u that `start` was called with.
+        follow_falls: whether the scale follows two small steps in a row at once. The parts of a linear estimator become
+            smaller with f, so that it can wait; a control variate that does not see f cannot.
     """
     sums, raw, weight = averages["sums"], statistics["sums"], statistics["weight"]
     xp, n = namespace(sums), averages["coefficients"].shape[0]
@@ -224,10 +234,16 @@ def advance(
     jumped = lasting > JUMP
     jump = xp.where(jumped, lasting, zero)
     plausible = (excess <= JUMP) | jumped
+    if follow_falls:
+        larger = xp.where(log_own > averages["log_own"], log_own, averages["log_own"])
+        fallen = known & measured & (larger < FALL)
+        jump, jumped = xp.where(fallen, larger, jump), jumped | fallen
     moved_by = xp.where(known, jump + xp.where(jumped, zero, SCALE_RATE * log_own), log_own)
+    moved_by = xp.where(measured & plausible | jumped, moved_by, zero)
     scale = {
-        "log_scale": averages["log_scale"] + xp.where(measured & plausible | jumped, moved_by, zero),
+        "log_scale": averages["log_scale"] + moved_by,
         "log_excess": xp.where(present, excess - jump, averages["log_excess"]),
+        "log_own": xp.where(measured, log_own - moved_by, averages["log_own"]),
     }
 
     usable = present & plausible & (known | measured) & xp.all(xp.isfinite(raw))

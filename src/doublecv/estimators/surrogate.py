@@ -143,6 +143,8 @@ class LearnedSurrogate(Estimator):
         unit = xp.astype(xp.exp(judged.averages["log_scale"] / 2), evaluation.f.dtype)
         fit = _fit(q, evaluation, own, context).scale(unit)
         factor = xp.astype(xp.clip(judged.averages["coefficients"][0], 0, 1), unit.dtype)
+        # If f has just become much smaller, the surrogate is too large.
+        factor = xp.where(judged.averages["log_own"] < moments.FALL, xp.zeros_like(factor), factor)
         used = fit.detach().scale(factor)
         base = self.base.formula(q, _residual(evaluation, used), of_base, weight, None)
         gradient = base.gradient + q.covariance_product(used.slope)
@@ -194,7 +196,8 @@ class LearnedSurrogate(Estimator):
         """Move the running averages of the base and of the judgement."""
         of_base, judged = _split(averages)
         statistics_of_base, statistics_judged = _split(statistics)
-        return self.base.advance(of_base, statistics_of_base) | _prefixed(moments.advance(judged, statistics_judged))
+        judged = moments.advance(judged, statistics_judged, follow_falls=True)
+        return self.base.advance(of_base, statistics_of_base) | _prefixed(judged)
 
 
 def _prefixed(tree: Mapping[str, Any]) -> dict[str, Any]:
