@@ -161,11 +161,9 @@ MUTANTS = [
     Mutant("estimators/quadratic.py", "+ 2 * product * q.sum_of_earlier(others * score)", "", PATHS),
     Mutant("estimators/quadratic.py", "correction / (K * (K - 1))", "correction / K**2", PATHS),
     # Bounds over several samples, and couplings of one-hot samples.
+    Mutant("estimators/bound.py", "advantage = bound - without", "advantage = bound + without", BOUND),
     Mutant(
-        "estimators/bound.py",
-        "advantage = log_mean_exp(log_weight, axis=0)[None] - without",
-        "advantage = log_mean_exp(log_weight, axis=0)[None] + without",
-        BOUND,
+        "estimators/bound.py", "advantage - xp.exp(log_weight - bound)", "advantage + xp.exp(log_weight - bound)", BOUND
     ),
     Mutant(
         "estimators/bound.py",
