@@ -2,7 +2,7 @@
 
 The K samples of an image stay on its device, so that an estimator's formula needs nothing from another one; the
 devices exchange only sums over the batch: gradients, the loss and the averages. Every random number is a function of
-its position in the whole batch, so the numbers are those of one device, up to the rounding of these sums.
+its position in the complete batch, so the numbers are those of one device, up to the rounding of these sums.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class LineReader:
     Args:
         path: the file.
         length: the bytes to read; all if None.
-        unfinished: whether the last line may be incomplete, as in a run that is going on; it is then left out.
+        unfinished: whether the last line may be incomplete, as in an unfinished run; it is then left out.
 
     After the last record `checksum` is that of all lines, and `sealed` says whether the lines carry checksums.
     """

@@ -174,7 +174,7 @@ def _bottom(lines: Iterable[Line]) -> float:
 
 
 def _embedded(svg: str) -> str:
-    """Return the drawing alone, with names that are unique in the page and colours that follow the page's scheme."""
+    """Return only the drawing, with names that are unique in the page and colours that follow the page's scheme."""
     prefix = f"chart-{next(_numbers)}-"
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
