@@ -175,7 +175,7 @@ def test_two_runs_of_one_seed_are_not_counted_twice(made):
     run(made, "rloo", -2.0)
     content = read(made)
     assert cell(content, "rloo").measured().mean == -1.0
-    assert "is the same run; remove one of them" in content.runs.unread[0].why
+    assert "is the same run; remove one of them" in content.unread[0].why
 
 
 def test_an_extended_run_counts_with_its_own_length(made):

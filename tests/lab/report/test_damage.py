@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_sweep import TinySweep, unseal, write_lines
+from tiny_sweep import TinySweep, trained, unseal, write_lines
 
 from doublecv.lab.cli import main
 from doublecv.lab.common.errors import InputError
@@ -26,7 +26,7 @@ MARKUP = "[link](javascript:alert(1)) ![x](http://localhost:9/x.png) | `code`"
 
 
 def why(folder, name="rloo-1"):
-    return {one.name: one.why for one in render.read(folder).runs.unread}.get(name)
+    return {one.name: one.why for one in render.read(folder).unread}.get(name)
 
 
 def tables(folder):
@@ -77,8 +77,8 @@ def test_a_damaged_run_is_named_and_the_others_count(copy, damage, said):
     damage(copy / "runs" / "rloo-1")
     assert re.search(said, why(copy))
     content = tables(copy)
-    assert "rloo-1" not in [run.name for run in content.runs.train]
-    assert "rloo-2" in [run.name for run in content.runs.train]
+    assert "rloo-1" not in [run.name for run in trained(content)]
+    assert "rloo-2" in [run.name for run in trained(content)]
 
 
 def digit(path):
@@ -199,9 +199,9 @@ def test_random_damage_never_stops_a_report_and_is_never_missed(tiny_sweep, tmp_
 
 
 def numbers(content):
-    found = {run.name: run.records.last for run in content.runs.train}
-    found |= {name: str(times) for name, times in content.runs.bench.items()}
-    for name, toy in content.runs.toy.items():
+    found = {run.name: run.records.last for run in trained(content)}
+    found |= {name: str(times) for name, times in content.bench.items()}
+    for name, toy in content.toy.items():
         found[name] = b"".join(curves.variance.tobytes() for curves in toy.curves.values())
     return found
 
@@ -269,9 +269,9 @@ def test_a_hostile_sweep_gives_a_report_in_which_nothing_foreign_is_code(hostile
     markdown = written["tables.md"].read_text()
     assert "<script>" not in "".join(line for line in markdown.splitlines() if not line.startswith("    "))
     assert list((tmp_path / "outside").iterdir()) == []
-    unread = [one for one in render.read(hostile).runs.unread if one.state == "damaged"]
+    unread = [one for one in render.read(hostile).unread if one.state == "damaged"]
     assert len(unread) == 18
-    assert len(render.read(hostile).runs.train) == 6
+    assert len(trained(render.read(hostile))) == 6
 
 
 def test_markdown_of_a_hostile_sweep_has_only_text_and_tables(hostile):

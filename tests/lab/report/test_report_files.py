@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from tiny_sweep import LEVEL, SHIFT, STEPS, TinySweep, toy_results, unseal
+from tiny_sweep import LEVEL, SHIFT, STEPS, TinySweep, toy_results, trained, unseal
 
 from doublecv.lab.cli import main
 from doublecv.lab.report import paper, render
@@ -108,7 +108,7 @@ def test_time_is_relative_to_rloo(written):
 
 
 def test_the_toy_run_is_read_back(tiny_sweep):
-    (toy,) = render.read(tiny_sweep).runs.toy.values()
+    (toy,) = render.read(tiny_sweep).toy.values()
     again = toy_results(toy.settings)
     assert (toy.seeds, list(toy.curves)) == ((1, 2), ["rloo", "double-cv", "r-star"])
     for name, curves in toy.curves.items():
@@ -240,9 +240,9 @@ def test_runs_of_version_0_1_are_read_and_said_to_be_without_checksum(copy):
             path.write_text(json.dumps(_without(json.loads(lines)) | {"files": {}}))
     unseal(copy, lambda held: None)
     content = render.read(copy)
-    assert [one.state for one in content.runs.unread] == ["failed", "not started"]
-    assert len(content.runs.train) == 6
-    assert len([run for run in content.runs.runs if not run.sealed]) == 8
+    assert [one.state for one in content.unread] == ["failed", "not started"]
+    assert len(trained(content)) == 6
+    assert len([run for run in content.runs if not run.sealed]) == 8
     page = render.page(content, render.sections(content))
     assert "8 runs are without checksum" in page
 

@@ -178,3 +178,8 @@ def unseal(folder, change):
     del held["checksum"]
     change(held)
     path.write_text(json.dumps(held))
+
+
+def trained(content):
+    """The training runs of a report that have numbers, complete or not."""
+    return [run for run in content.runs if run.records.last]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from doublecv import estimators
 from doublecv.lab.report import paper
-from doublecv.lab.report.collect import Collection, Run
+from doublecv.lab.report.collect import Run
 from doublecv.lab.report.statistics import CLEAR, Estimate, difference_in_plus_minus, estimate
 from doublecv.lab.train.settings import TrainSettings
 
@@ -96,18 +96,18 @@ class Cell:
         return "damaged" if any(run.state == "damaged" for run in self.runs) else "not run"
 
 
-def make_cells(found: Collection, published: Mapping[CellKey, Estimate]) -> tuple[Cell, ...]:
+def make_cells(runs: Sequence[Run], published: Mapping[CellKey, Estimate]) -> tuple[Cell, ...]:
     """Return all cells of the sweep and of the paper, in the order of the paper's tables, then by steps."""
-    planned = [run.settings for run in found.runs if run.settings is not None]
-    runs: dict[tuple[CellKey, int | None], list[Run]] = {}
-    for run in found.runs:
-        for key in () if run.settings is None else _keys(run.settings, planned):
-            runs.setdefault((key, run.settings.steps), []).append(run)  # type: ignore[union-attr]
-    run_keys = {key for key, _ in runs}
-    runs |= {(key, None): [] for key in published if key not in run_keys}
+    planned = [(run, run.settings) for run in runs if run.settings is not None]
+    found: dict[tuple[CellKey, int | None], list[Run]] = {}
+    for run, settings in planned:
+        for key in _keys(settings, [other for _, other in planned]):
+            found.setdefault((key, settings.steps), []).append(run)
+    run_keys = {key for key, _ in found}
+    found |= {(key, None): [] for key in published if key not in run_keys}
     return tuple(
-        Cell(key, steps, tuple(runs[key, steps]), _published(key, published))
-        for key, steps in sorted(runs, key=lambda one: _order(*one))
+        Cell(key, steps, tuple(found[key, steps]), _published(key, published))
+        for key, steps in sorted(found, key=lambda one: _order(*one))
     )
 
 

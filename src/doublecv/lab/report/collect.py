@@ -157,35 +157,7 @@ class Run:
         return self.settings.seed
 
 
-@dataclass(frozen=True)
-class Collection:
-    """All runs of a sweep."""
-
-    sweep: Sweep
-    runs: tuple[Run, ...]
-
-    @property
-    def train(self) -> list[Run]:
-        """The training runs that have numbers, complete or not."""
-        return [run for run in self.runs if run.records.last]
-
-    @property
-    def toy(self) -> dict[str, ToyResults]:
-        """The complete runs of the toy problem by name."""
-        return {run.name: run.toy for run in self.runs if run.toy is not None}
-
-    @property
-    def bench(self) -> dict[str, BenchFile]:
-        """The complete benchmarks by name."""
-        return {run.name: run.times for run in self.runs if run.times is not None}
-
-    @property
-    def unread(self) -> list[Run]:
-        """The runs without numbers."""
-        return [run for run in self.runs if not run.records.last and run.toy is None and run.times is None]
-
-
-def collect(sweep: Sweep, faults: Mapping[str, str]) -> Collection:
+def collect(sweep: Sweep, faults: Mapping[str, str]) -> tuple[Run, ...]:
     """Read the folders of all runs; `faults` are the entries of sweep.json that cannot be read, and why."""
     path = sweep.folder / "sweep.json"
     runs = [Run(name, "damaged", why) for name, why in faults.items()]
@@ -206,7 +178,7 @@ def collect(sweep: Sweep, faults: Mapping[str, str]) -> Collection:
         except (InputError, OSError) as error:
             run = replace(run, state="damaged", why=str(error))
         runs.append(run)
-    return Collection(sweep, tuple(runs))
+    return tuple(runs)
 
 
 def read_picture(folder: Path) -> str | None:

@@ -18,10 +18,11 @@ from doublecv.lab.common.style import appearance
 from doublecv.lab.common.tables import Column, Entry, Row, Table, number, significant, words
 from doublecv.lab.report import paper
 from doublecv.lab.report.cells import DATASETS, Cell, CellKey, in_order, is_relaxed
-from doublecv.lab.report.collect import Collection as Runs
+from doublecv.lab.report.collect import BenchFile, Run
 from doublecv.lab.report.statistics import CLEAR, Estimate, OrderAgreement, estimate, order_agreement
+from doublecv.lab.sweep.plan import Sweep
 from doublecv.lab.toy.problem import ToySettings
-from doublecv.lab.toy.results import summarise, summary_row
+from doublecv.lab.toy.results import ToyResults, summarise, summary_row
 
 MINUTE = 60_000
 """Milliseconds per minute."""
@@ -33,10 +34,26 @@ MARKS = ("reproduced", "not reproduced", "not finished", OTHER_STEPS, "damaged",
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """A sweep, sorted into the paper's cells."""
+    """A sweep, its runs, and the runs sorted into the paper's cells."""
 
-    runs: Runs
+    sweep: Sweep
+    runs: tuple[Run, ...]
     cells: tuple[Cell, ...]
+
+    @property
+    def toy(self) -> dict[str, ToyResults]:
+        """The complete runs of the toy problem by name."""
+        return {run.name: run.toy for run in self.runs if run.toy is not None}
+
+    @property
+    def bench(self) -> dict[str, BenchFile]:
+        """The complete benchmarks by name."""
+        return {run.name: run.times for run in self.runs if run.times is not None}
+
+    @property
+    def unread(self) -> list[Run]:
+        """The runs without numbers."""
+        return [run for run in self.runs if not run.records.last and run.toy is None and run.times is None]
 
     @cached_property
     def tables(self) -> list[tuple[str, int]]:
@@ -55,7 +72,7 @@ class Content:
 
     def step_milliseconds(self, samples: int) -> dict[str, float]:
         """Return the time per step by estimator, from the first benchmark with this K; empty if there is none."""
-        for times in self.runs.bench.values():
+        for times in self.bench.values():
             rows = [row for row in times.rows if row.workload == "step" and row.baseline_samples == samples]
             if rows:
                 return {row.estimator: row.milliseconds for row in rows}
@@ -322,7 +339,7 @@ def elbo_after(cell: Cell, steps: int) -> Estimate | None:
 
 def times_table(content: Content, name: str, workloads: Collection[str] = ("step",)) -> Table:
     """Return the times of a benchmark beside the paper's."""
-    times, machine = content.runs.bench[name], content.runs.sweep.machine
+    times, machine = content.bench[name], content.sweep.machine
     where = f" ({machine['processor']}, {machine['cores']} cores)" if {"processor", "cores"} <= machine.keys() else ""
     baselines = {(row.workload, row.baseline_samples): row for row in times.rows if row.estimator == BASELINE}
 
@@ -358,7 +375,7 @@ def times_table(content: Content, name: str, workloads: Collection[str] = ("step
 
 def toy_table(content: Content) -> Table:
     """Return the runs of the toy problem, one row per estimator."""
-    toys = content.runs.toy
+    toys = content.toy
     rows = [
         {
             "run": words(name),
@@ -385,8 +402,8 @@ def toy_table(content: Content) -> Table:
 
 def runs_table(content: Content, only_incomplete: bool = False) -> Table:
     """Return the state of the runs of the sweep."""
-    runs = content.runs.runs
-    unread = content.runs.unread
+    runs = content.runs
+    unread = content.unread
     rows = [
         {
             "run": words(run.name),
@@ -412,8 +429,8 @@ def runs_table(content: Content, only_incomplete: bool = False) -> Table:
 def settings_tables(content: Content) -> list[Table]:
     """Return the versions, and for each kind of run the values of all settings."""
     versions: dict[str, dict[str, None]] = {}
-    sweep = content.runs.sweep
-    for found in (sweep.versions, *(run.versions for run in content.runs.runs), sweep.machine):
+    sweep = content.sweep
+    for found in (sweep.versions, *(run.versions for run in content.runs), sweep.machine):
         for name, version in found.items():
             versions.setdefault(name, {})[str(version)] = None
     rows: list[Row] = [{"name": words(name), "version": words(", ".join(used))} for name, used in versions.items()]

@@ -89,8 +89,9 @@ def write(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> 
 def read(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> Content:
     """Read a sweep and sort its runs into the paper's cells."""
     faults: dict[str, str] = {}
-    runs = collect(sweeps.load(folder, faults), faults)
-    return Content(runs, make_cells(runs, paper_numbers() if published is None else published))
+    sweep = sweeps.load(folder, faults)
+    runs = collect(sweep, faults)
+    return Content(sweep, runs, make_cells(runs, paper_numbers() if published is None else published))
 
 
 def page(content: Content, shown: Sequence[Section]) -> str:
@@ -104,7 +105,7 @@ def page(content: Content, shown: Sequence[Section]) -> str:
     )
     environment.filters["svg"] = Markup
     template = environment.get_template("page.html.j2")
-    text = template.render(title=TITLE, sections=shown, runs=content.runs, policy="POLICY")
+    text = template.render(title=TITLE, sections=shown, content=content, policy="POLICY")
     script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]  # type: ignore[index]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -115,7 +116,7 @@ def sections(content: Content) -> list[Section]:
     """Return the sections of the page that have anything to show; charts are drawn when they are shown."""
     keys = content.tables
     toys = _tables(frames.toy_table(content))
-    toys += [Group(f"Curves of {name}", charts=toy_charts(results)) for name, results in content.runs.toy.items()]
+    toys += [Group(f"Curves of {name}", charts=toy_charts(results)) for name, results in content.toy.items()]
     found = [
         Section("cells", "Which of the paper's cells are reproduced", _tables(frames.verdicts_table(content))),
         Section(
@@ -129,7 +130,7 @@ def sections(content: Content) -> list[Section]:
             "more", "Test set, variance and alpha", _tables(*(frames.metrics_table(content, *key) for key in keys))
         ),
         Section("toy-problem", "Toy problem", toys),
-        Section("time", "Time per step", _tables(*(frames.times_table(content, name) for name in content.runs.bench))),
+        Section("time", "Time per step", _tables(*(frames.times_table(content, name) for name in content.bench))),
         Section("pictures", "Pictures", list(_pictures(content))),
         Section("settings", "Settings and versions", _tables(*frames.settings_tables(content))),
     ]
@@ -190,7 +191,7 @@ def _columns(content: Content) -> Iterator[tuple[str, list[Cell]]]:
 
 
 def _csv_files(content: Content) -> dict[str, str]:
-    times = [frames.times_table(content, name, ("gradient", "step")) for name in content.runs.bench]
+    times = [frames.times_table(content, name, ("gradient", "step")) for name in content.bench]
     found: list[Table | None] = [
         frames.cells_table(content) if content.tables else None,
         frames.order_table(content),
@@ -208,10 +209,10 @@ def _markdown(content: Content, found: Iterable[Table]) -> str:
 
 def _latex(content: Content) -> str:
     found = [*frames.paper_layout_tables(content)]
-    found += [frames.times_table(content, name) for name in content.runs.bench]
+    found += [frames.times_table(content, name) for name in content.bench]
     head = ["% Tables for \\input; they need \\usepackage{booktabs}.", *_command(content, "% "), ""]
     return "\n".join([*head, *(table.to_latex() for table in found if table.rows)])
 
 
 def _command(content: Content, prefix: str) -> Iterable[str]:
-    return (f"{prefix}{one_line(line)}" for line in content.runs.sweep.command.splitlines())
+    return (f"{prefix}{one_line(line)}" for line in content.sweep.command.splitlines())
