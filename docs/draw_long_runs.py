@@ -11,15 +11,17 @@ two drawings beside it.
 import sys
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
+
 from doublecv.lab.common.style import appearance
 from doublecv.lab.report import render
-from doublecv.lab.report.charts import training_charts
+from doublecv.lab.report.charts import STYLE, training_charts
 
 EVERY = 50_000
 """The steps between the rows of the table; the last evaluation of each run is also shown."""
 
 RESULTS = Path(__file__).parent / "results"
-NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 CHARTS = {"elbo": "Training ELBO of the minibatches", "encoder_variance": "Variance of the encoder's gradient"}
 
 
@@ -44,8 +46,11 @@ def main(sweep):
     text = table(cells)
     for metric, title in CHARTS.items():
         (chart,) = training_charts(cells, metric, title)
-        svg = chart.svg.replace("<svg", f"<svg {NAMESPACES}", 1)
-        (RESULTS / f"long_runs_{metric}.svg").write_text(svg)
+        with matplotlib.rc_context(STYLE):
+            figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+            chart.draw(axes)
+            axes.legend()
+            figure.savefig(RESULTS / f"long_runs_{metric}.svg", metadata={"Date": None})
         text += f"\n```{{figure}} results/long_runs_{metric}.svg\n:alt: {chart.description}\n\n"
         text += f"{title}. {chart.reading}\n```\n"
     (RESULTS / "long_runs.md").write_text(text)
