@@ -252,7 +252,7 @@ def test_fewer_devices_than_wanted():
     with pytest.raises(
         InputError, match=f"--devices must be at most {there_are}, the cpu devices; got {there_are + 1}"
     ):
-        devices_for(there_are + 1, there_are + 1)
+        devices_for(there_are + 1)
 
 
 def test_a_batch_that_does_not_divide(environment, tmp_path):
