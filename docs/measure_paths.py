@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import doublecv as dcv
+from doublecv.arrays import log_mean_exp
 from doublecv.estimators import Evaluation
 from doublecv.estimators.moments import least_variance
 from doublecv.jax.drawing import uniform
@@ -40,13 +41,13 @@ def parts_of(estimator, q, f, weights, key):
     return jnp.concatenate([pulled_back.reshape(flat), stacked.sum(1)], axis=-1)
 
 
-def ratio(parts):
-    """Return the variance relative to that of g0, with the best coefficients of other draws."""
+def ratio(parts, reference=None):
+    """Return the variance with the best coefficients of other draws, relative to that of g0 or to the reference."""
     first, second = parts(jax.random.key(0)), parts(jax.random.key(1))
     centred = (first - first.mean(1, keepdims=True)).reshape(first.shape[0], -1)
     coefficients = least_variance(centred @ centred.T / centred.shape[1])
     combined = second[0] + jnp.tensordot(coefficients, second[1:], 1)
-    return float(combined.var(0).sum() / second[0].var(0).sum())
+    return float(combined.var(0).sum() / (second[0].var(0).sum() if reference is None else reference))
 
 
 def chain(size, coupling, categories=None, seed=1):
@@ -114,25 +115,69 @@ def ratio_of_draws(estimator, q, f, df):
     return ratio(lambda key: parts(int(jax.random.key_data(key)[-1])))
 
 
+def weights_of(size, spread):
+    """Return log w, its gradient and q: a tanh network of `size` bits, whose standard deviation is `spread`."""
+    generator = np.random.default_rng(0)
+    weights, head = 2 * generator.normal(size=(size, UNITS)) / size**0.5, generator.normal(size=UNITS)
+    q = dcv.Bernoulli(logits=np.broadcast_to(np.linspace(-1, 1, size), (DRAWS, size)))
+    scaled = head * spread / (np.tanh(q.sample(generator.uniform(size=q.noise_shape)) @ weights) @ head).std()
+
+    def f(x):
+        return np.tanh(x @ weights) @ scaled
+
+    def df(x):
+        return ((1 - np.tanh(x @ weights) ** 2) * scaled) @ weights.T
+
+    return f, df, q
+
+
+def joint_ratio(estimator, samples, f, df, q):
+    """Return the variance of an estimator of the bound as an f of S samples, relative to VIMCO at equal evaluations.
+
+    The estimator takes two groups of S samples, and VIMCO's variance is that of a mean over two groups.
+    """
+    size = q.event_shape[0]
+    joint = dcv.Bernoulli(logits=np.concatenate([q.logits] * samples, axis=-1))
+
+    def split(x):
+        return x.reshape(*x.shape[:-1], samples, size)
+
+    def bound(x):
+        return log_mean_exp(f(split(x)), axis=-1)
+
+    def gradient(x):
+        share = np.exp(f(split(x)) - bound(x)[..., None]) / samples
+        return (share[..., None] * df(split(x))).reshape(x.shape)
+
+    def parts(key):
+        x = estimator.draw(joint, np.random.default_rng(int(key)).uniform(size=estimator.noise_shape(joint)))
+        stacked = estimator.parts(joint, Evaluation(x, bound(x), gradient(x))).stack(estimator.needs.coefficients)
+        return split(stacked).sum(-2)
+
+    def vimco(key):
+        x = q.sample(np.random.default_rng(int(key)).uniform(size=(samples, *q.noise_shape)))
+        return dcv.MultiSampleBound(samples, control=False).parts(q, Evaluation(x, f(x))).g0
+
+    return ratio(lambda key: parts(jax.random.key_data(key)[-1]), vimco(2).var(0).sum() / 2)
+
+
 def print_bounds():
-    """Print the table of the bound's control variates."""
+    """Print the tables of the bound's control variates, and of estimators of a plain expectation."""
+    problems = [(size, spread) for size in (20, 100) for spread in (0.5, 2.0)]
     print("\n| variables | spread of log w | S = 2 | S = 4 | S = 8 |\n|---|---|---|---|---|")
-    for size in (20, 100):
-        generator = np.random.default_rng(0)
-        weights, head = 2 * generator.normal(size=(size, UNITS)) / size**0.5, generator.normal(size=UNITS)
-        q = dcv.Bernoulli(logits=np.broadcast_to(np.linspace(-1, 1, size), (DRAWS, size)))
-        spread_of_one = (np.tanh(q.sample(generator.uniform(size=q.noise_shape)) @ weights) @ head).std()
-        for spread in (0.5, 2.0):
-            scaled = head * spread / spread_of_one
-
-            def f(x, scaled=scaled, weights=weights):
-                return np.tanh(x @ weights) @ scaled
-
-            def df(x, scaled=scaled, weights=weights):
-                return ((1 - np.tanh(x @ weights) ** 2) * scaled) @ weights.T
-
-            cells = [ratio_of_draws(dcv.MultiSampleBound(S), q, f, df) for S in (2, 4, 8)]
-            print(f"| {size} | {spread} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+    for size, spread in problems:
+        f, df, q = weights_of(size, spread)
+        cells = [ratio_of_draws(dcv.MultiSampleBound(S), q, f, df) for S in (2, 4, 8)]
+        print(f"| {size} | {spread} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+    print("\n| variables | spread of log w | Double CV, S = 2 | S = 8 | S = 20 | quadratic, S = 2 | S = 8 | S = 20 |")
+    print("|---|---|---|---|---|---|---|---|")
+    for size, spread in problems:
+        cells = [
+            joint_ratio(estimator(2), S, *weights_of(size, spread))
+            for estimator in (dcv.DoubleCV, dcv.QuadraticDoubleCV)
+            for S in (2, 8, 20)
+        ]
+        print(f"| {size} | {spread} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |", flush=True)
 
 
 def routing(shared):

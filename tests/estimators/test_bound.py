@@ -75,13 +75,17 @@ def test_held_logits_and_differentiated_ones_give_the_same_gradient(x64):
 
 
 def test_moments_are_learned_on_paths():
-    expectation = doublecv.jax.Expectation(dcv.MultiSampleBound(3))
-    weights = jnp.triu(jnp.ones((4, 4)), 1)
-    q = dcv.Autoregressive(lambda x: x @ weights - 1, 4, batch_shape=(5,))
-    state = expectation.init(q)
-    estimate = expectation.estimate(lambda x: jnp.sin(x.sum(-1)), q, state.learned, jax.random.key(0))
-    state = expectation.update(estimate.learned_gradient, state)
-    assert float(state.learned.averages["steps"][1]) == 1
+    estimator = dcv.MultiSampleBound(3, held=True)
+    q, evaluation, _ = Chain(CHAINS["three-bits"]).outcomes(3)
+    learned = estimator.init()
+    applied = estimator.apply(q, evaluation, learned)
+    assert {name: np.shape(value) for name, value in applied.statistics.items()} == {
+        name: np.shape(value) for name, value in learned.statistics.items()
+    }
+    for _ in range(20):
+        statistics = estimator.apply(q, evaluation, learned).statistics
+        learned = learned._replace(averages=estimator.advance(learned.averages, statistics))
+    assert all(value != 0 for value in estimator.coefficients(learned).values())
 
 
 def test_without_the_correction_it_is_biased(monkeypatch):
