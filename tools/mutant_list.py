@@ -418,6 +418,7 @@ MUTANTS = [
     Mutant("lab/common/files.py", "        partial.replace(path)\n", "        path.write_bytes(content)\n", FILES),
     Mutant("lab/common/files.py", 'or ".." in parts.parts', "", FILES),
     Mutant("lab/common/files.py", "        if path.is_symlink():", "        if False:", FILES),
+    Mutant("estimators/stein.py", "covariance_product(df_j)), 0, None)", "covariance_product(df_j)), -1, None)", STEIN),
     # Batch elements that do not count, narrow types, samples that f kept.
     Mutant("jax/rule.py", "jnp.sum(only_where(counts, derivative))", "jnp.sum(derivative)", MASKED),
     Mutant("jax/rule.py", "return jnp.ldexp(jnp.ones_like(size), exponent - 1)", "return jnp.ones_like(size)", NARROW),

@@ -123,6 +123,17 @@ def test_finite_where_f_does_not_vary(dtype, slope):
     assert np.isfinite(gradient).all()
 
 
+def test_finite_where_rounding_makes_a_variance_negative():
+    generator = np.random.default_rng(0)
+    q = dcv.Categorical(logits=(30 * generator.normal(size=(500, 1, 2))).astype(np.float32))
+    evaluation = random_evaluation(q, 2)
+    evaluation = Evaluation(*(array.astype(np.float32) for array in (evaluation.x, evaluation.f, evaluation.df)))
+    variance = q.dot(evaluation.df, q.covariance_product(evaluation.df))
+    assert variance.min() < -1e-30
+    numbers = {name: value.astype(np.float32) for name, value in dcv.Rodeo(2).init().numbers.items()}
+    assert np.isfinite(dcv.Rodeo(2).apply(q, evaluation, dcv.Learned(numbers, {}, {})).gradient).all()
+
+
 def test_the_coefficients_gradient_is_the_same_in_jax_and_torch(x64):
     q, estimator = make_bernoulli(), dcv.Rodeo(3)
     learned, evaluation = make_learned(estimator, q), random_evaluation(q, 3)

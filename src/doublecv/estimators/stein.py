@@ -172,7 +172,8 @@ def _networks(
     r"""Return :math:`\tilde H` and H of the sample j = k - shift at :math:`x_k` and its neighbors, for every k."""
     xp, x = q.xp, evaluation.x
     x_j, f_j, df_j = (xp.roll(array, shift, axis=0) for array in (x, evaluation.f, evaluation.df))
-    variance = q.dot(df_j, q.covariance_product(df_j))
+    # Rounding can make the variance of an f that hardly varies negative.
+    variance = xp.clip(q.dot(df_j, q.covariance_product(df_j)), 0, None)
     # The smallest normal number is added so that an f that does not vary under q is not divided by 0.
     n = xp.sqrt(variance + float(xp.finfo(variance.dtype).smallest_normal))
     outer = xp.stack([network["current"], network["others"]], axis=-1)
