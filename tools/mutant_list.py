@@ -38,6 +38,7 @@ JAX_AUX = "tests/jax/test_jax_aux.py -k aux"
 JAX_ERRORS = "tests/jax/test_jax_errors.py -k 'twice or zero'"
 EQUALITY = "tests/torch/test_torch_equality.py"
 TORCH_AUX = "tests/torch/test_torch_aux.py"
+TORCH_SMALL = "tests/torch/test_torch_small.py"
 TORCH_ERRORS = "tests/torch/test_torch_errors.py"
 MASKED = "tests/test_numerics.py -k 'masked and relax'"
 NARROW = "tests/test_numerics.py -k '16_bits and 1000'"
@@ -50,7 +51,7 @@ MUTANTS = [
     # Distributions.
     Mutant("arrays.py", "xp.where(array >= 0, xp.ones_like(decay), decay)", "xp.ones_like(decay)", DISTRIBUTIONS),
     Mutant("distributions.py", "return x - self.mean", "return x + self.mean", DISTRIBUTIONS),
-    Mutant("distributions.py", "return self.mean * self.one_minus_mean * v", "return self.mean * v", DISTRIBUTIONS),
+    Mutant("distributions.py", "lambda: self.mean * self.one_minus_mean)", "lambda: self.mean)", DISTRIBUTIONS),
     Mutant("distributions.py", "* v * (self.one_minus_mean - self.mean)", "* v * self.one_minus_mean", BATTERY),
     Mutant("distributions.py", "(positive_part - x * logits)", "(positive_part - logits)", DISTRIBUTIONS),
     Mutant("distributions.py", "+ distance * self.min_prob", "- distance * self.min_prob", DISTRIBUTIONS),
@@ -308,9 +309,12 @@ MUTANTS = [
         "exact + rloo(fit.r)",
         SURROGATE,
     ),
-    Mutant("estimators/surrogate.py", "slope + across - diagonal * score)", "slope + across)", SURROGATE),
+    Mutant("estimators/surrogate.py", "slope + across - diagonal * score,", "slope + across,", SURROGATE),
     Mutant(
-        "estimators/surrogate.py", "xp.where(weight > 0, weight * bounded, xp.zeros_like(misfit))", "bounded", SURROGATE
+        "estimators/surrogate.py",
+        "xp.where(counts, -2 / max(1, K - 1) * weight * centered, none)",
+        "-2 / max(1, K - 1) * centered",
+        SURROGATE,
     ),
     # The JAX front-end.
     Mutant(
@@ -335,8 +339,8 @@ MUTANTS = [
     Mutant("jax/rule.py", "of_logits, of_learned = _differentiable_once((of_logits, of_learned))", "pass", JAX_ERRORS),
     Mutant(
         "jax/rule.py",
-        "    if not any(found):\n        raise missing_gradient(estimator)",
-        "    del estimator",
+        "        if not self._found:\n            raise missing_gradient(estimator)",
+        "        del estimator",
         JAX_ERRORS,
     ),
     Mutant(
@@ -367,10 +371,11 @@ MUTANTS = [
     ),
     Mutant(
         "torch/nodes.py",
-        "scale = torch.where(weight == 0, 0, samples.shape[0] / weight)",
-        "scale = torch.where(weight == 0, 0, 1 / weight)",
-        EQUALITY,
+        "scale = torch.where(counts, samples.shape[0] / weight, 0)",
+        "scale = torch.where(counts, 1 / weight, 0)",
+        TORCH_SMALL,
     ),
+    Mutant("torch/small.py", "df = q.scale(K / weight, df)", "df = q.scale(1 / weight, df)", EQUALITY),
     Mutant(
         "torch/nodes.py",
         "return 2 / max(1, event_size(q)) * masked",

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
-from array_api_compat import device, is_jax_array
+import numpy as np
+from array_api_compat import device
 
 from doublecv.arrays import (
     MAX_UNROLLED,
     Array,
     Shape,
     detach,
+    is_jax_array,
+    is_traced,
     matrix_product,
     namespace,
     register_where_jax_is_in_use,
@@ -29,6 +32,10 @@ from doublecv.arrays import (
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+
+MAX_AT_ONCE = 2**18
+"""The largest number of products of pairs of samples that NumPy and PyTorch compute in one operation."""
 
 
 class Distribution(ABC):
@@ -55,6 +62,8 @@ class Distribution(ABC):
             raise TypeError(f"{type(self).__name__} takes either logits or probs, got {given}")
         if probs is not None:
             require_floating("probs", probs)
+            if not is_traced(probs) and not bool(namespace(probs).all((probs >= 0) & (probs <= 1))):
+                raise ValueError("probs must be probabilities from 0 to 1; got a value outside of that range, or NaN")
             logits = self._logits_of_probs(probs)
         require_floating("logits", logits)
         object.__setattr__(self, "logits", logits)
@@ -149,22 +158,28 @@ class Distribution(ABC):
 
     @final
     def score(self, x: Float[Array, "*points"]) -> Float[Array, "*points"]:
-        r"""Return the score :math:`s(x) = x - \mu`."""
-        return x - self.mean
+        r"""Return the score :math:`s(x) = x - \mu`; a copy made by `remember` keeps that of the last points."""
+        remembered = self._remembered
+        if remembered is None:
+            return x - self.mean
+        if remembered.get("points") is not x:
+            remembered["points"], remembered["score"] = x, x - self.mean
+        return remembered["score"]
 
     @final
     def dot(self, a: Float[Array, "*points"], b: Float[Array, "*points"]) -> Float[Array, "*shape"]:
         """Return the inner product over the event axes."""
-        if a.ndim != b.ndim and is_jax_array(a):
+        if isinstance(a, np.ndarray) or (a.ndim != b.ndim and is_jax_array(a)):
             return self._sum_over_event(a * b)
         return self.xp.sum(a * b, axis=tuple(range(-self.event_axes, 0)))
 
     @final
     def _sum_over_event(self, v: Float[Array, "*points"]) -> Float[Array, "*shape"]:
-        """Sum over the event axes by a product with ones, for arrays that were broadcast over a leading axis.
+        """Sum over the event axes by a product with ones, for NumPy and for arrays broadcast over a leading axis.
 
-        XLA on a CPU sums a broadcast product several times more slowly, and with jaxlib 0.10.2 it reads wrong elements
-        where such a sum meets another array that is broadcast over a leading axis (jax-ml/jax issue 39103).
+        NumPy sums several times more slowly. So does XLA on a CPU sum a broadcast product, and with jaxlib 0.10.2 it
+        reads wrong elements where such a sum meets another array that is broadcast over a leading axis (jax-ml/jax
+        issue 39103).
         """
         behind = v.ndim - self.event_axes
         leading, size = tuple(v.shape)[:behind], prod(v.shape[behind:])
@@ -174,6 +189,8 @@ class Distribution(ABC):
     @final
     def pairwise_dot(self, a: Float[Array, "A *points"], b: Float[Array, "B *points"]) -> Float[Array, "A B *shape"]:
         """Return the inner product over the event axes of every entry of a with every entry of b."""
+        if not is_jax_array(a) and a.shape[0] * prod(b.shape) <= MAX_AT_ONCE:
+            return self._sum_over_event(a[:, None] * b[None])
         if a.shape[0] > MAX_UNROLLED:
             return self.dot(a[:, None], b[None])
         return self.xp.stack([self._sum_over_event(a[k] * b) for k in range(a.shape[0])])
@@ -293,7 +310,7 @@ class Bernoulli(Distribution):
 
     def covariance_product(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         r"""Return :math:`M v = \mu (1 - \mu) v`."""
-        return self.mean * self.one_minus_mean * v
+        return self._once("variance", lambda: self.mean * self.one_minus_mean) * v
 
     def score_square_moment(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         r"""Return :math:`T(v) = \mu (1 - \mu) (1 - 2 \mu) v^2`."""

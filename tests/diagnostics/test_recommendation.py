@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import doublecv as dcv
-from doublecv.diagnostics import comparison, recommendation
+from doublecv.diagnostics import recommendation, timing
 from doublecv.diagnostics.comparison import Row
 from doublecv.diagnostics.meter import add, empty
 from doublecv.diagnostics.problem import Prepared, Problem
@@ -14,29 +14,51 @@ from doublecv.estimators.base import NOTHING
 from frameworks import FRAMEWORKS, network
 
 
+class Clock:
+    """A clock that only the simulated work moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 class Simulated(Problem):
-    """A problem with known variance and time: f takes `evaluation` seconds a sample, a formula `formula` seconds."""
+    """A problem with known variance and time: f takes `evaluation` seconds per sample."""
 
     q = dcv.Bernoulli(logits=np.zeros(3))
 
-    def __init__(self, evaluation, gain):
-        self.evaluation, self.gain = evaluation, gain
+    def __init__(self, clock, evaluation, gain, compilation=0.0):
+        self.clock, self.evaluation, self.gain, self.compilation = clock, evaluation, gain, compilation
+        self.longest_call = 0.0
+
+    def spend(self, seconds):
+        self.clock.now += seconds
+        self.longest_call = max(self.longest_call, seconds)
+
+    def seconds(self, estimator):
+        formula = 2e-4 if estimator.needs.gradient else 1e-4
+        return formula + self.evaluation * estimator.samples * (1.2 if estimator.needs.gradient else 1.0)
 
     def prepare(self, estimator, draws, steps):
+        self.spend(self.compilation)
         return Prepared(NOTHING, "-")
 
     def measure(self, estimator, learned):
         share = self.gain if estimator.needs.gradient else 1.0
         deviation = np.sqrt(share / (estimator.samples - 1))
         draws = deviation * np.array([[1.0, -1.0, 1.0], [-1.0, 1.0, -1.0]])
-        return lambda number, stream: add(empty(np.zeros(3)), draws)
 
-    def seconds(self, estimator):
-        formula = 2e-4 if estimator.needs.gradient else 1e-4
-        return formula + self.evaluation * estimator.samples * (1.2 if estimator.needs.gradient else 1.0)
+        def run(number, stream):
+            self.spend(self.compilation * (stream == 0) + number * self.seconds(estimator))
+            return add(empty(np.zeros(3)), draws)
+
+        return run
 
     def step(self, estimator):
-        return lambda: self.seconds(estimator)
+        self.spend(self.compilation)
+        return lambda: self.spend(self.seconds(estimator))
 
     def optimal_coefficients(self, estimator, draws):
         raise NotImplementedError
@@ -45,43 +67,69 @@ class Simulated(Problem):
 
 
 @pytest.fixture
-def simulated_time(monkeypatch):
-    monkeypatch.setattr(comparison, "median_times", lambda calls, rounds, limit: [call() for call in calls])
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (timing, recommendation):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    return clock
 
 
-@pytest.mark.usefixtures("simulated_time")
-def test_more_samples_where_f_is_cheap():
-    found = recommendation.recommend(Simulated(1e-7, gain=0.5), True, budget=60)
+def recommended(problem, has_gradient=True, budget=1e6):
+    return recommendation.recommend(problem, lambda: has_gradient, budget=budget)
+
+
+def test_more_samples_where_f_is_cheap(clock):
+    found = recommended(Simulated(clock, 1e-7, gain=0.5))
     assert isinstance(found.estimator, dcv.RLOO | dcv.ARMS)
     assert found.estimator.samples >= 32
     assert found.sentence.startswith("Take rloo with K = ")
+    assert len(found.comparison.rows) == 24
 
 
-@pytest.mark.usefixtures("simulated_time")
-def test_the_quadratic_form_where_f_is_a_decoder():
-    found = recommendation.recommend(Simulated(5e-3, gain=0.2), True, budget=60)
+def test_the_quadratic_form_where_f_is_a_decoder(clock):
+    problem = Simulated(clock, 5e-3, gain=0.5)
+    gain_of_the_quadratic = {"QuadraticDoubleCV": 0.2}
+    measure = problem.measure
+
+    def better(estimator, learned):
+        problem.gain = gain_of_the_quadratic.get(type(estimator).__name__, 0.5)
+        return measure(estimator, learned)
+
+    problem.measure = better
+    found = recommended(problem)
     assert isinstance(found.estimator, dcv.QuadraticDoubleCV)
     assert str(found).endswith(found.sentence)
     assert "times its time for the same accuracy" in found.sentence
 
 
-@pytest.mark.usefixtures("simulated_time")
-def test_without_a_gradient_only_estimators_that_need_none():
-    found = recommendation.recommend(Simulated(5e-3, gain=0.2), False, budget=60)
+def test_without_a_gradient_only_estimators_that_need_none(clock):
+    found = recommended(Simulated(clock, 5e-3, gain=0.2), has_gradient=False)
     assert {row.name for row in found.comparison.rows} == {"rloo", "arms"}
 
 
-@pytest.mark.usefixtures("simulated_time")
-def test_the_budget():
-    found = recommendation.recommend(Simulated(1e-7, gain=0.5), True, budget=1e-9)
-    assert len(found.comparison.rows) == 3
-    assert "not measured within 1e-09 seconds: rloo with K = 16" in str(found)
+@pytest.mark.parametrize("evaluation", [1e-6, 1e-3, 0.1])
+@pytest.mark.parametrize("compilation", [0.0, 2.0])
+@pytest.mark.parametrize("budget", [1e-9, 1.0, 20.0, 60.0, 300.0])
+def test_the_budget(clock, evaluation, compilation, budget):
+    """The pilot run ends within the budget and one call, unless the first candidate alone takes longer."""
+    problem = Simulated(clock, evaluation, gain=0.5, compilation=compilation)
+    found = recommended(problem, budget=budget)
+    first = 3 * compilation + 22 * problem.seconds(dcv.RLOO(4))
+    assert clock.now <= max(budget, first) + problem.longest_call
+    if len(found.comparison.rows) < 24:
+        assert f"not measured within {budget:g} seconds: " in str(found)
+        # The budget was used.
+        assert clock.now > 0.3 * budget
+    assert ("a larger budget may find a better one" in found.sentence) == (len(found.comparison.rows) <= 12)
+
+
+def test_a_budget_that_is_no_time(clock):
     with pytest.raises(ValueError, match="budget must be a positive number of seconds, got 0"):
-        recommendation.recommend(Simulated(1e-7, gain=0.5), True, budget=0)
+        recommended(Simulated(clock, 1e-7, gain=0.5), budget=0)
 
 
 def test_candidates_of_a_categorical_q():
-    problem = Simulated(1e-7, gain=0.5)
+    problem = Simulated(Clock(), 1e-7, gain=0.5)
     problem.q = dcv.Categorical(logits=np.zeros((1, 3)))
     names = {entrant.name for entrant in recommendation.candidates(problem, True, ("rloo", "disarm"), (2, 3))}
     assert names == {"rloo"}
@@ -122,6 +170,21 @@ def test_a_real_run(framework):
     assert best.variance_times_seconds == min(entry.variance_times_seconds for entry in found.comparison.rows)
     assert f"Take {found.comparison.rows[0].name}" in found.sentence or "within 10%" in found.sentence
     assert framework.library.Expectation(found.estimator)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
+def test_a_function_that_makes_q(framework):
+    """The time includes what makes q."""
+    q, calls = framework.bernoulli(), []
+
+    def make_q():
+        calls.append(1)
+        return q
+
+    table = framework.library.compare(network, make_q, ["rloo"], samples=2, draws=4, rounds=2, **framework.random)
+    assert len(calls) >= 2
+    expected = framework.library.compare(network, q, ["rloo"], samples=2, draws=4, rounds=0, **framework.random)
+    assert table["rloo"].variance == pytest.approx(expected["rloo"].variance, rel=1e-5)
 
 
 def test_a_simulator_without_gradient():

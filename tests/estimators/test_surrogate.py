@@ -84,20 +84,60 @@ def test_no_variance_is_left_where_f_is_the_surrogate():
     assert np.max(moments.variance) < 1e-24
     outcomes = enumerate_outcomes(f, q, estimator, df)
     applied = estimator.apply(outcomes.q, outcomes.evaluation, learned, outcomes.probabilities, CONTEXT)
-    assert applied.loss < 1e-20
+    assert all(np.max(np.abs(value)) < 1e-12 for value in applied.derivatives(applied.gradient).values())
 
 
-def test_the_loss_is_the_sample_variance_and_the_weighted_misfit_of_the_gradient():
-    q, estimator = make_q(), make_surrogate(dcv.RLOO(3))
-    learned, problem = make_used(estimator, q), make_problem("network", dcv.Bernoulli)
-    x = estimator.draw(q, np.random.default_rng(0).random((3, 2, 3)))
-    r, dr = quadratic_of_its_form(learned, q)
-    weight = np.array([0.5, 2.0])
+def misfit(numbers, learned, q, problem, x, weight):
+    """Return the sample variance of f - r plus the weighted misfit of the gradient, written out."""
+    r, dr = quadratic_of_its_form(learned._replace(numbers=numbers), q)
     left, slopes = problem.f(x) - r(x), problem.df(x) - dr(x)
-    wanted = np.var(left, axis=0, ddof=1) + np.mean(np.sum(q.mean * (1 - q.mean) * slopes**2, axis=-1), axis=0)
-    evaluation = Evaluation(x, problem.f(x), problem.df(x))
-    applied = estimator.apply(q, evaluation, learned, weight, CONTEXT)
-    np.testing.assert_allclose(applied.loss, weight @ wanted, rtol=1e-12)
+    of_gradient = np.mean(np.sum(q.mean * (1 - q.mean) * slopes**2, axis=-1), axis=0)
+    return weight @ (np.var(left, axis=0, ddof=1) + of_gradient)
+
+
+@pytest.mark.parametrize(
+    "base", [dcv.RLOO(3), dcv.DoubleCV(3), dcv.QuadraticDoubleCV(3)], ids=lambda b: type(b).__name__
+)
+def test_the_parameters_descend_along_the_gradient_of_the_misfit(base):
+    q, estimator = make_q(), make_surrogate(base)
+    learned, problem = make_used(estimator, q), make_problem("network", dcv.Bernoulli)
+    x, weight = estimator.draw(q, np.random.default_rng(0).random((3, 2, 3))), np.array([0.5, 2.0])
+    applied = estimator.apply(q, Evaluation(x, problem.f(x), problem.df(x)), learned, weight, CONTEXT)
+    own = [name for name in learned.numbers if name.startswith("surrogate_")]
+    found = applied.derivatives(applied.gradient)
+    assert found.keys() == learned.numbers.keys()
+    for name in own:
+        for index in np.ndindex(learned.numbers[name].shape):
+
+            def at(step, name=name, index=index):
+                moved = learned.numbers[name].copy()
+                moved[index] += step
+                return learned.numbers | {name: moved}
+
+            above, below = (misfit(at(step), learned, q, problem, x, weight) for step in (1e-5, -1e-5))
+            wanted = (above - below) / 2e-5
+            np.testing.assert_allclose(found[name][index], wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_base_whose_derivatives_are_found_by_automatic_differentiation():
+    """The parameters then receive the same gradient, from a loss."""
+    jax = pytest.importorskip("jax")
+    q = dcv.Bernoulli(logits=jax.numpy.asarray(make_logits(dcv.Bernoulli)))
+
+    def f(x):
+        return jax.numpy.sin(x @ jax.numpy.arange(1.0, 4.0))
+
+    found, own = [], make_used(make_surrogate(dcv.RLOO(2)), make_q()).numbers
+    for base in (dcv.RLOO(2), dcv.Rodeo(2)):
+        estimator = make_surrogate(base)
+        assert estimator.needs.derivatives == isinstance(base, dcv.RLOO)
+        used = make_used(estimator, make_q())
+        learned = jax.tree.map(jax.numpy.asarray, used._replace(numbers=used.numbers | own))
+        gradient = dcv.jax.Expectation(estimator).estimate(f, q, learned, jax.random.key(0), context=CONTEXT)
+        found.append(
+            {name: g for name, g in gradient.learned_gradient.numbers.items() if name.startswith("surrogate_")}
+        )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *found)
 
 
 def test_the_directions_start_orthogonal():

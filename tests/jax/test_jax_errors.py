@@ -55,6 +55,43 @@ def test_the_number_of_samples_by_another_name(name):
         cls(K=4)
 
 
+@pytest.mark.parametrize("option", ["n_samples", "num_samples"])
+def test_the_number_of_samples_as_other_libraries_call_it(option):
+    with pytest.raises(TypeError, match=rf"RLOO has no option {option}; the number of samples is called samples"):
+        dcv.RLOO(**{option: 4})
+    with pytest.raises(TypeError, match=r"RLOO has no option temperature; its options are samples"):
+        dcv.RLOO(samples=4, temperature=1.0)
+    with pytest.raises(TypeError, match=r"samples is missing, the number K of samples: make\('rloo', samples=4\)"):
+        estimators.make("rloo", **{option: 4})
+
+
+@pytest.mark.parametrize("probs", [[1.2, 0.3], [-0.1, 0.3], [float("nan"), 0.3]])
+def test_probabilities_that_are_none(probs):
+    with pytest.raises(ValueError, match="probs must be probabilities from 0 to 1"):
+        dcv.Bernoulli(probs=jnp.array(probs))
+
+
+@pytest.mark.parametrize("wrong", [lambda x: np.asarray(x).sum(-1), lambda x: x.sum(-1) if x.sum() > 0 else x[..., 0]])
+def test_f_that_cannot_be_traced(wrong):
+    with pytest.raises(TypeError, match=r"f turns x into a NumPy array or a Python number.*jax.pure_callback"):
+        call(wrong, Q, dcv.RLOO(2))
+    assert estimate(wrong, Q, dcv.RLOO(2)).gradient.shape == (3, 4)
+
+
+def test_context():
+    with pytest.raises(TypeError, match=r"context must be a JAX array \[\*batch, features\], got list"):
+        call(f, Q, dcv.RLOO(2), context=[1.0])
+    expectation = Expectation(dcv.Relax(1))
+    learned = expectation.init(Q, context=jnp.zeros((3, 5))).learned
+    for context, given in ((None, "none"), (jnp.zeros((3, 6)), "6")):
+        with pytest.raises(ValueError, match=rf"context must have 5 features for each batch element.*, got {given}"):
+            expectation(f, Q, learned, KEY, context=context)
+
+
+def test_logits_of_numpy_are_taken():
+    assert call(f, dcv.Bernoulli(np.zeros((3, 4), np.float32)), dcv.DoubleCV(2)).shape == (3,)
+
+
 def test_odd_samples_for_disarm():
     with pytest.raises(ValueError, match=r"samples must be a multiple of 2 for DisARM, got 3.*ARMS takes any number"):
         dcv.DisARM(3)
@@ -216,16 +253,30 @@ NO_GRADIENT = {
 }
 
 
+NEEDS_GRADIENT = ["double-cv", "quadratic-double-cv", "rodeo", "muprop", "rebar"]
+
+
+@pytest.mark.parametrize("entrance", [call, estimate])
 @pytest.mark.parametrize("case", NO_GRADIENT)
-@pytest.mark.parametrize("name", ["double-cv", "quadratic-double-cv", "rodeo"])
-def test_a_gradient_that_is_identically_zero(name, case):
-    estimator = estimators.make(name, samples=2)
+@pytest.mark.parametrize("name", NEEDS_GRADIENT)
+def test_a_gradient_that_is_identically_zero(name, case, entrance):
     with pytest.raises(
         TypeError, match=rf"the gradient of f in x is zero everywhere, but {name} needs it.*rloo, disarm"
     ):
-        call(NO_GRADIENT[case], Q, estimator)
-    value = call(NO_GRADIENT[case], Q, dcv.RLOO(2))
-    assert value.shape == (3,)
+        entrance(NO_GRADIENT[case], Q, estimators.make(name, samples=2))
+
+
+@pytest.mark.parametrize("case", NO_GRADIENT)
+def test_no_gradient_where_none_is_needed(case):
+    assert call(NO_GRADIENT[case], Q, dcv.RLOO(2)).shape == (3,)
+
+
+@pytest.mark.parametrize("name", NEEDS_GRADIENT)
+def test_a_gradient_that_is_zero_at_these_points(name):
+    """f may be constant in one step, or flat at the corners: it is differentiable, so this is no mistake."""
+    for flat in (lambda x: 0 * x.sum(-1), lambda x: (x**2 * (3 - 2 * x)).sum(-1)):
+        gradient = estimate(flat, Q, estimators.make(name, samples=2)).gradient
+        assert bool(jnp.all(jnp.isfinite(gradient)))
 
 
 def alpha():
@@ -281,3 +332,5 @@ def test_fold():
         call(fold(lambda z, y: z.sum(-1), data), Q, dcv.RLOO(2))
     with pytest.raises(ValueError, match=r"f must return one number per example, 6 of them, got"):
         call(fold(lambda z: z.sum()), Q, dcv.RLOO(2))
+    with pytest.raises(TypeError, match=r"data must be JAX arrays, got float; close over anything else in f"):
+        call(fold(lambda z, y: z.sum(-1), 3.0), Q, dcv.RLOO(2))

@@ -12,7 +12,7 @@ import torch
 import doublecv as dcv
 import doublecv.jax
 from doublecv import estimators
-from doublecv.torch import Expectation
+from doublecv.torch import Expectation, fold, optimal_coefficients, variance
 from doublecv.torch import expectation as module
 
 Q = dcv.Bernoulli(logits=torch.zeros(3, 4))
@@ -100,6 +100,27 @@ def test_independent_over_other_than_one_axis():
             Expectation(dcv.RLOO(2))(f, torch.distributions.Independent(base, axes))
 
 
+def test_indices_in_place_of_one_hot_vectors():
+    with pytest.raises(TypeError, match=r"which draws indices; take doublecv\.Categorical"):
+        Expectation(dcv.RLOO(2))(f, torch.distributions.Categorical(logits=torch.zeros(3, 4)))
+
+
+def test_other_arguments():
+    expectation = Expectation(dcv.RLOO(2))
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator, .*, got int"):
+        expectation(f, Q, generator=0)
+    with pytest.raises(TypeError, match=r"context must be a torch tensor \[\*batch, features\], got list"):
+        expectation(f, dcv.Bernoulli(leaf()), context=[1.0])
+    with pytest.raises(TypeError, match=r"q must be a doublecv.Bernoulli or .* for RLOO, got NoneType"):
+        expectation.init(None)
+    with pytest.raises(TypeError, match=r"data must be torch tensors, got float; close over anything else in f"):
+        expectation(fold(lambda z, y: z.sum(-1), 3.0), Q)
+    with pytest.raises(TypeError, match=r"estimator must be a doublecv estimator .*, got str; doublecv.make makes one"):
+        variance(f, Q, "rloo")
+    with pytest.raises(TypeError, match="the gradient of f in x is zero everywhere, but double-cv needs it"):
+        optimal_coefficients(lambda x: (x > 0.5).float().sum(-1), Q, dcv.DoubleCV(2))
+
+
 def test_noise():
     expectation = Expectation(dcv.RLOO(2))
     with pytest.raises(ValueError, match=r"noise must have shape \(2, 3, 4\) .*, got shape \(3, 4\)"):
@@ -145,19 +166,46 @@ NO_GRADIENT = {
     "detach": lambda x: x.detach().sum(-1),
     "an embedding": lambda x: torch.nn.functional.embedding(x.long(), torch.tensor([[1.0], [3.0]])).sum((-1, -2)),
     "rounding": lambda x: x.round().sum(-1),
+    "no dependence": lambda x: torch.ones(x.shape[:-1]),
+    "a parameter of its own": lambda x: torch.nn.Parameter(torch.ones(())).expand(x.shape[:-1]),
 }
+NEEDS_GRADIENT = ["double-cv", "quadratic-double-cv", "rodeo", "muprop", "rebar"]
 
 
 @pytest.mark.parametrize("case", NO_GRADIENT)
-@pytest.mark.parametrize("name", ["double-cv", "quadratic-double-cv", "rodeo"])
+@pytest.mark.parametrize("name", NEEDS_GRADIENT)
 def test_a_gradient_that_is_identically_zero(name, case):
-    noise = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    value = Expectation(estimators.make(name, samples=2))(NO_GRADIENT[case], dcv.Bernoulli(leaf()), noise=noise)
-    with pytest.raises(
-        TypeError, match=rf"the gradient of f in x is zero everywhere, but {name} needs it.*rloo, disarm"
-    ):
-        value.sum().backward()
-    Expectation(dcv.RLOO(2))(NO_GRADIENT[case], dcv.Bernoulli(leaf()), noise=noise).sum().backward()
+    expectation = Expectation(estimators.make(name, samples=2))
+    for entrance in (expectation, expectation.estimate):
+        with pytest.raises(
+            TypeError, match=rf"the gradient of f in x is zero everywhere, but {name} needs it.*rloo, disarm"
+        ):
+            entrance(NO_GRADIENT[case], dcv.Bernoulli(leaf()))
+    Expectation(dcv.RLOO(2))(NO_GRADIENT[case], dcv.Bernoulli(leaf())).sum().backward()
+
+
+@pytest.mark.parametrize("name", NEEDS_GRADIENT)
+def test_a_gradient_that_is_zero_at_these_points(name):
+    """f may be constant in one step, or flat at the corners: it is differentiable, so this is no mistake."""
+    logits, expectation = leaf(), Expectation(estimators.make(name, samples=2))
+    for flat in (lambda x: 0 * x.sum(-1), lambda x: (x**2 * (3 - 2 * x)).sum(-1)):
+        expectation(flat, dcv.Bernoulli(logits)).sum().backward()
+        assert logits.grad.isfinite().all()
+
+
+def test_a_custom_function_without_a_gradient_is_found_in_the_backward_pass():
+    class NoGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sum(-1)
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            return None
+
+    value = Expectation(dcv.DoubleCV(2))(NoGradient.apply, dcv.Bernoulli(leaf())).sum()
+    with pytest.raises(TypeError, match="the gradient of f in x is zero everywhere, but double-cv needs it"):
+        value.backward()
 
 
 def test_a_loss_without_weight_is_not_taken_for_a_missing_gradient():

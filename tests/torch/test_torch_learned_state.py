@@ -7,6 +7,7 @@ import torch
 
 import doublecv as dcv
 from doublecv.torch import Expectation
+from doublecv.torch import expectation as module
 
 LOGITS = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
 
@@ -45,6 +46,29 @@ def test_every_backward_pass_in_training_moves_them_by_the_statistics_of_the_ste
     assert any(value.any() for value in wanted.values())
 
 
+def test_later_they_move_in_every_fourth_pass(monkeypatch):
+    """And the estimate is that of the coefficients that they hold, in all of them."""
+    monkeypatch.setattr(module, "ALWAYS", 8)
+    expectation = make(dcv.QuadraticDoubleCV(2))
+    moved = []
+    for seed in range(20):
+        expectation.coefficients.copy_(torch.linspace(-0.3, 0.2, 7))
+        before = buffers(expectation)
+        wanted = expectation.estimate(f, dcv.Bernoulli(LOGITS), generator=torch.Generator().manual_seed(seed)).gradient
+        torch.testing.assert_close(step(expectation, seed), wanted / len(LOGITS))
+        moved.append(not all(torch.equal(before[name], value) for name, value in buffers(expectation).items()))
+    assert moved == [seed < 8 or seed % 4 == 0 for seed in range(20)]
+
+
+def test_a_state_of_parameters_and_averages_only_is_taken():
+    expectation = make(dcv.QuadraticDoubleCV(2))
+    for seed in range(3):
+        step(expectation, seed)
+    other = make(dcv.QuadraticDoubleCV(2))
+    other.load_state_dict(buffers(expectation))
+    assert_same(buffers(other), buffers(expectation), rtol=0, atol=0)
+
+
 def test_a_scaled_loss_moves_them_alike():
     plain, scaled = make(dcv.QuadraticDoubleCV(2)), make(dcv.QuadraticDoubleCV(2))
     step(plain, 0)
@@ -77,7 +101,9 @@ def test_a_batch_that_overflowed_leaves_no_trace():
     [dcv.QuadraticDoubleCV(2), dcv.LearnedSurrogate(dcv.QuadraticDoubleCV(2))],
     ids=["moments", "surrogate"],
 )
-def test_a_saved_and_loaded_module_resumes_with_the_same_bits(estimator):
+@pytest.mark.parametrize("always", [0, 32], ids=["in every fourth pass", "in every pass"])
+def test_a_saved_and_loaded_module_resumes_with_the_same_bits(estimator, always, monkeypatch):
+    monkeypatch.setattr(module, "ALWAYS", always)
     options = {"context": torch.ones(4, 2, dtype=torch.float64)} if estimator.needs.context else {}
 
     def start():
@@ -92,7 +118,7 @@ def test_a_saved_and_loaded_module_resumes_with_the_same_bits(estimator):
         return gradient
 
     complete = start()
-    wanted = train(*complete, range(6))
+    wanted = train(*complete, range(10))
     first = start()
     train(*first, range(3))
     saved = io.BytesIO()
@@ -101,7 +127,7 @@ def test_a_saved_and_loaded_module_resumes_with_the_same_bits(estimator):
     second = start()
     for part, state in zip(second, torch.load(saved), strict=True):
         part.load_state_dict(state)
-    assert torch.equal(train(*second, range(3, 6)), wanted)
+    assert torch.equal(train(*second, range(3, 10)), wanted)
     assert_same(second[0].state_dict(), complete[0].state_dict(), rtol=0, atol=0)
 
 

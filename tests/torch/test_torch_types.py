@@ -9,7 +9,7 @@ from torch import nn
 from torch_setups import context_for, every_estimator, make_decoder, make_expectation
 
 import doublecv as dcv
-from doublecv.torch import Expectation
+from doublecv.torch import Expectation, small
 from problems import BINARY, VARIABLES, make_estimator, make_logits
 
 NAMES = ("rloo", "double-cv", "muprop", "disarm", "arms", "rebar", "relax", "quadratic-double-cv")
@@ -76,12 +76,16 @@ class Watching(dcv.DoubleCV):
     """Double CV that looks at the state in which its formula runs."""
 
     def parts(self, q, evaluation):
-        assert not torch.is_autocast_enabled("cpu")
-        assert evaluation.f.dtype == evaluation.x.dtype == evaluation.df.dtype == q.logits.dtype == torch.float32
+        in_torch = isinstance(q.logits, torch.Tensor)
+        assert not (in_torch and torch.is_autocast_enabled("cpu"))
+        float32 = torch.float32 if in_torch else np.float32
+        assert evaluation.f.dtype == evaluation.x.dtype == evaluation.df.dtype == q.logits.dtype == float32
         return super().parts(q, evaluation)
 
 
-def test_formulas_run_outside_autocast_in_backward_too():
+@pytest.mark.parametrize("largest", [0, small.LARGEST], ids=["torch", "numpy"])
+def test_formulas_run_outside_autocast_in_backward_too(monkeypatch, largest):
+    monkeypatch.setattr(small, "LARGEST", largest)
     decoder, logits = make_decoder(dcv.Bernoulli).float(), leaf(torch.float32)
     expectation = Expectation(Watching(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, nan
+from math import nan
 from typing import Any
 
 from doublecv.diagnostics.entrants import AnyEstimator, Entrant, collect
-from doublecv.diagnostics.meter import SquaredBias, summarize
+from doublecv.diagnostics.meter import Meter, SquaredBias, summarize
 from doublecv.diagnostics.problem import Prepared, Problem
 from doublecv.diagnostics.timing import ROUNDS, median_times
 from doublecv.estimators import Estimator, Learned
@@ -139,11 +139,17 @@ def compare(
 
 def measure_row(problem: Problem, entrant: Entrant, prepared: Prepared, draws: int) -> Row:
     """Measure the variance of one estimator, and its squared bias if it has one."""
-    name, estimator = entrant
+    estimator = entrant.estimator
     if isinstance(estimator, Estimator):
         meter, bias = problem.measure(estimator, prepared.learned)(draws, 0), None
     else:
         meter, bias = problem.measure_biased(estimator, draws)
+    return measured_row(entrant, prepared, meter, bias)
+
+
+def measured_row(entrant: Entrant, prepared: Prepared, meter: Meter, bias: SquaredBias | None = None) -> Row:
+    """Return the row of one estimator, without its time."""
+    name, estimator = entrant
     variance, standard_error = summarize(meter)
     return Row(
         name,
@@ -158,9 +164,9 @@ def measure_row(problem: Problem, entrant: Entrant, prepared: Prepared, draws: i
     )
 
 
-def with_times(problem: Problem, rows: Sequence[Row], rounds: int, limit: float = inf) -> list[Row]:
-    """Return the rows with the time of one gradient each, measured in turn, in about `limit` seconds."""
-    seconds = median_times([problem.step(row.estimator) for row in rows], rounds, limit)
+def with_times(problem: Problem, rows: Sequence[Row], rounds: int) -> list[Row]:
+    """Return the rows with the time of one gradient each, measured in turn."""
+    seconds = median_times([problem.step(row.estimator) for row in rows], rounds)
     return [replace(row, seconds=time) for row, time in zip(rows, seconds, strict=True)]
 
 

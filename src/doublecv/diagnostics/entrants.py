@@ -77,6 +77,15 @@ def collect(
     return Entrants(tuple(dict.fromkeys(entrants)), tuple(left_out))
 
 
+def check_any_estimator(estimator: object) -> None:
+    """Raise unless it is an estimator, biased or not."""
+    if not isinstance(estimator, Estimator | BiasedEstimator):
+        raise TypeError(
+            f"estimator must be a doublecv estimator such as doublecv.RLOO(samples=2), got {type(estimator).__name__}; "
+            f"doublecv.make makes one by name"
+        )
+
+
 def by_name(name: str, samples: int) -> AnyEstimator:
     """Make the estimator of that name, biased ones included."""
     if name in BIASED:

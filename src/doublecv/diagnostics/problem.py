@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -51,6 +51,13 @@ def total_gradient(q: Distribution, gradient: Float[Array, "*visited"]) -> Float
         gradient: a gradient, or parts of one in front, with the samples in front of the batch axes if q is a path.
     """
     return q.xp.sum(gradient, axis=-len(q.batch_shape) - q.event_axes - 1) if q.visited else gradient
+
+
+def made_distribution(q: Any) -> tuple[Any, Callable[[], Distribution] | None]:
+    """Return the distribution, and the function that makes it if that was given in its place."""
+    if not callable(q) or isinstance(q, Distribution | Sequential):
+        return q, None
+    return q(), q
 
 
 class Prepared(NamedTuple):

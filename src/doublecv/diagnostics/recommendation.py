@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 from time import perf_counter
 
-from doublecv.diagnostics.comparison import Comparison, Row, measure_row, notes, with_times
+from doublecv.diagnostics.comparison import Comparison, Row, measured_row, notes
 from doublecv.diagnostics.entrants import AnyEstimator, Entrant, UnknownName, by_name, name_of
+from doublecv.diagnostics.meter import merge
 from doublecv.diagnostics.problem import Problem
+from doublecv.diagnostics.timing import median_times, time_compiled
 from doublecv.estimators import Estimator
 
-CANDIDATES = ("rloo", "arms", "quadratic-double-cv")
-"""The estimators of the pilot run, simple ones first. Among equals the earlier one is recommended.
-
-Double CV is the quadratic form with all but one coefficient fixed, so it takes part only on request.
-"""
+CANDIDATES = ("rloo", "arms", "double-cv", "quadratic-double-cv")
+"""The estimators of the pilot run, simple ones first. Among equals the earlier one is recommended."""
 
 SAMPLES = (4, 16, 8, 64, 2, 32)
 """The numbers of samples, in the order in which they are tried while the budget lasts."""
 
-LARGEST_WITH_PAIRS = 16
-"""The largest K for estimators that use the gradient of f: they compare every sample with every other."""
-
 EQUAL = 1.1
 """Two costs whose ratio is below this are equal: the time of a short run is not known better."""
 
-ENOUGH_GRADIENTS, FEWEST_DRAWS, MOST_DRAWS = 2000, 20, 400
-"""A variance is measured from so many gradients of single batch elements, an error of about 5 percent."""
+ENOUGH_GRADIENTS, DRAWS, MOST_DRAWS = 2000, 20, 400
+"""A variance is measured from so many gradients of single batch elements, an error of about 5 percent, `DRAWS` draws at
+a time."""
 
-SHARE_OF_TIMING = 0.25
-"""The share of the budget that is kept for the timing, in which all candidates take turns."""
-
-MINIMUM = 3
-"""The number of candidates that are measured whatever the budget is."""
+SHARE_OF_CANDIDATE = 0.1
+"""The share of the budget after which no further draws of one candidate are begun."""
 
 TRAINING_STEPS = 100
 ROUNDS = 15
@@ -60,39 +55,83 @@ class Recommendation:
 
 def recommend(
     problem: Problem,
-    has_gradient: bool,
+    has_gradient: Callable[[], bool],
     budget: float,
     estimators: Sequence[AnyEstimator | str] = CANDIDATES,
     samples: Sequence[int] = SAMPLES,
 ) -> Recommendation:
     """Measure candidates until the budget is used, then recommend one.
 
+    A candidate is measured if it can be expected to be ready within the budget, going by the candidates before it. The
+    first is measured in any case. Its coefficients are learned beforehand, because a run has learned them after a
+    while, and its time is that of a complete training step, because a run makes many.
+
     Args:
         problem: f and q in one framework.
-        has_gradient: whether f has a gradient in x; estimators that need one are left out otherwise.
-        budget: the seconds that the pilot run may take. Three candidates are measured in any case.
+        has_gradient: returns whether f has a gradient in x; estimators that need one are left out otherwise.
+        budget: the seconds that the pilot run may take.
         estimators: names of the candidates.
         samples: the numbers of samples, in the order in which they are tried.
     """
     if not budget > 0:
         raise ValueError(f"budget must be a positive number of seconds, got {budget!r}")
-    start, limit = perf_counter(), (1 - SHARE_OF_TIMING) * budget
-    entrants = candidates(problem, has_gradient, estimators, samples)
-    draws = max(FEWEST_DRAWS, min(MOST_DRAWS, ENOUGH_GRADIENTS // max(1, prod(problem.q.batch_shape))))
-    rows: list[Row] = []
-    of_last = 0.0
+    end = perf_counter() + budget
+    entrants = candidates(problem, has_gradient(), estimators, samples)
+    pilot, not_tried = _Pilot(problem, budget, end), []
     for entrant in entrants:
-        elapsed = perf_counter() - start
-        if len(rows) >= MINIMUM and elapsed + of_last > limit:
-            break
-        rows.append(measure_row(problem, entrant, problem.prepare(entrant.estimator, draws, TRAINING_STEPS), draws))
-        of_last = perf_counter() - start - elapsed
-    not_tried = [f"{name} with K = {estimator.samples}" for name, estimator in entrants[len(rows) :]]
-    timed = with_times(problem, rows, ROUNDS, SHARE_OF_TIMING * budget)
-    below = notes(problem, timed, [])
+        if pilot.has_time_for(entrant.estimator):
+            pilot.measure(entrant)
+        else:
+            not_tried.append(f"{entrant.name} with K = {entrant.estimator.samples}")
+    below = notes(problem, pilot.rows, [])
     if not_tried:
         below = (*below, f"not measured within {budget:g} seconds: {', '.join(not_tried)}.")
-    return choose(timed, below)
+    return choose(pilot.timed_rows(), below, complete=len(not_tried) < len(pilot.rows))
+
+
+class _Pilot:
+    """Measure candidates one after another, with an eye on the clock."""
+
+    def __init__(self, problem: Problem, budget: float, end: float) -> None:
+        self.rows: list[Row] = []
+        self._problem, self._budget, self._end = problem, budget, end
+        self._steps: list[Callable[[], object]] = []
+        self._longest = self._most_evaluations = 0.0
+
+    def has_time_for(self, estimator: AnyEstimator) -> bool:
+        """Return whether the candidate, and a round of timing after it, can be expected to end in time."""
+        if not self.rows:
+            return True
+        expected = self._longest * max(1.0, estimator.evaluations / self._most_evaluations)
+        round_of_timing = sum(row.seconds for row in self.rows)
+        return perf_counter() + expected + round_of_timing < self._end
+
+    def measure(self, entrant: Entrant) -> None:
+        """Learn the coefficients of a candidate, then measure its variance and, for the first time, its time."""
+        problem, estimator, begin = self._problem, entrant.estimator, perf_counter()
+        prepared = problem.prepare(estimator, self._draws(), TRAINING_STEPS)
+        draw = problem.measure(estimator, prepared.learned)
+        meters = [draw(DRAWS, 0)]
+        stop = begin + SHARE_OF_CANDIDATE * self._budget
+        while DRAWS * len(meters) < self._draws() and perf_counter() < min(stop, self._end):
+            meters.append(draw(DRAWS, len(meters)))
+        step = problem.step(estimator)
+        row = measured_row(entrant, prepared, reduce(merge, meters))
+        self.rows.append(replace(row, seconds=time_compiled(step)))
+        self._steps.append(step)
+        self._longest = max(self._longest, perf_counter() - begin)
+        self._most_evaluations = max(self._most_evaluations, estimator.evaluations)
+
+    def timed_rows(self) -> list[Row]:
+        """Return the rows with the times of rounds in which all candidates take turns, if there is time for one."""
+        left, expected = self._end - perf_counter(), [row.seconds for row in self.rows]
+        if left < sum(expected):
+            return self.rows
+        seconds = median_times(self._steps, ROUNDS, left, expected)
+        return [replace(row, seconds=time) for row, time in zip(self.rows, seconds, strict=True)]
+
+    def _draws(self) -> int:
+        return max(DRAWS, min(MOST_DRAWS, ENOUGH_GRADIENTS // max(1, prod(self._problem.q.batch_shape))))
 
 
 def candidates(
@@ -113,7 +152,7 @@ def candidates(
             if not isinstance(estimator, Estimator):
                 raise ValueError(f"estimators must be unbiased for a recommendation, got {name!r}; take compare")
             uses_gradient = estimator.needs.gradient or estimator.needs.mean or estimator.needs.relaxed_points > 0
-            if uses_gradient and (not has_gradient or count > LARGEST_WITH_PAIRS):
+            if uses_gradient and not has_gradient:
                 continue
             entrants.append(Entrant(name_of(estimator), estimator))
     if not entrants:
@@ -121,8 +160,14 @@ def candidates(
     return list(dict.fromkeys(entrants))
 
 
-def choose(rows: Sequence[Row], below: tuple[str, ...] = ()) -> Recommendation:
-    """Return the recommendation for timed rows: the least variance per second, or something simpler that is as good."""
+def choose(rows: Sequence[Row], below: tuple[str, ...] = (), complete: bool = True) -> Recommendation:
+    """Return the recommendation for timed rows: the least variance per second, or something simpler that is as good.
+
+    Args:
+        rows: the rows.
+        below: sentences below the table.
+        complete: whether most candidates were measured; otherwise the sentence says that they were not.
+    """
     ordered = sorted(rows, key=lambda row: row.variance_times_seconds)
     least = ordered[0].variance_times_seconds
     equal = [row for row in ordered if row.variance_times_seconds <= EQUAL * least]
@@ -140,6 +185,8 @@ def choose(rows: Sequence[Row], below: tuple[str, ...] = ()) -> Recommendation:
             f"; the best of the other estimators, {others[0].name} with K = {others[0].samples}, needs {ratio:.2f} "
             f"times its time for the same accuracy"
         )
+    if not complete:
+        sentence += "; most candidates were not measured, so a larger budget may find a better one"
     assert isinstance(best.estimator, Estimator)
     return Recommendation(best.estimator, Comparison(tuple(ordered), below), f"{sentence}.")
 

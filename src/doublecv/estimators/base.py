@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 from doublecv.arrays import Array, Shape
@@ -38,6 +39,7 @@ class Needs:
         bound: whether f is the logarithm of a weight and the objective is the logarithm of the weights' mean, in place
             of the mean of f.
         coefficients: the names of the coefficients, where the estimate is linear in them.
+        derivatives: whether the formula returns the derivatives of its numbers; it does so for coefficients.
     """
 
     gradient: bool = False
@@ -53,6 +55,7 @@ class Needs:
     path: bool = False
     bound: bool = False
     coefficients: tuple[str, ...] = ()
+    derivatives: bool = False
 
 
 class Learned(NamedTuple):
@@ -80,8 +83,8 @@ class Applied(NamedTuple):
     Attributes:
         gradient: the estimate of the gradient in the logits; per sample where q has visited logits.
         statistics: this step's statistics, sums over batch elements, with the names of `Learned.statistics`.
-        derivatives: where the estimate is linear in the numbers, a function from a cotangent of `gradient` to the
-            derivatives of the numbers; None where automatic differentiation must find them.
+        derivatives: a function from a cotangent of `gradient` to the derivatives of the numbers, where the estimate is
+            linear in them or `needs.derivatives`; None where automatic differentiation must find them.
         loss: what the numbers minimise in addition to the squared estimate; None where there is no such thing.
     """
 
@@ -89,6 +92,10 @@ class Applied(NamedTuple):
     statistics: dict[str, Any]
     derivatives: Callable[[Float[Array, "*logits"]], dict[str, Any]] | None = None
     loss: Float[Array, ""] | None = None
+
+
+NAMES_OF_SAMPLES = ("K", "k", "n", "n_samples", "num_samples", "sample_count", "S")
+"""What other libraries call the number of samples."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +113,14 @@ class Estimator(ABC):
     samples: int
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Explain the most common wrong keyword before the dataclass refuses it."""
-        if "K" in options:
-            raise TypeError(f"{cls.__name__} has no option K; the number of samples is called samples: samples=4")
+        """Explain a wrong keyword before the dataclass refuses it."""
+        known = [field.name for field in fields(cls) if field.init]
+        for option in options:
+            if option not in known:
+                remedy = f"its options are {', '.join(known)}"
+                if option in NAMES_OF_SAMPLES:
+                    remedy = "the number of samples is called samples: samples=4"
+                raise TypeError(f"{cls.__name__} has no option {option}; {remedy}")
         return super().__new__(cls)
 
     @final
@@ -158,6 +170,12 @@ class Estimator(ABC):
     def evaluations(self) -> int:
         """Return the number of points at which one estimate evaluates f."""
         return self.samples + self.needs.mean + self.needs.relaxed_points
+
+    @property
+    @final
+    def gives_derivatives(self) -> bool:
+        """Return whether the formula returns the derivatives of the numbers, without automatic differentiation."""
+        return bool(self.needs.coefficients) or self.needs.derivatives
 
     @final
     def init(self, q: Distribution | None = None, context: Float[Array, "*batch features"] | None = None) -> Learned:
@@ -245,12 +263,18 @@ class Estimator(ABC):
         fixed = learned.numbers.keys() == set(self.needs.coefficients) and not learned.averages
         if (self.needs.sized and q is None) or (fixed and not self.needs.sized):
             return
-        for field, wanted, given in zip(Learned._fields, self.init(q), learned, strict=True):
+        wanted_names = self._names if q is None else self.init(q)
+        for field, wanted, given in zip(Learned._fields, wanted_names, learned, strict=True):
             if wanted.keys() != given.keys():
                 raise ValueError(
                     f"learned.{field} of {type(self).__name__} must have the names {sorted(wanted)}, got "
                     f"{sorted(given)}; start from init"
                 )
+
+    @cached_property
+    def _names(self) -> Learned:
+        """Return a learned state with the right names, for a comparison; made once because it takes long."""
+        return self.init()
 
     @final
     def check_evaluation(self, q: Distribution, evaluation: Evaluation) -> None:

@@ -3,12 +3,14 @@ r"""The parts :math:`g_0, h_1, \dots, h_n` of an estimator that is linear in its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Self, final
 
-from doublecv.arrays import Array
-from doublecv.distributions import Distribution
+from doublecv.arrays import Array, is_jax_array
+from doublecv.distributions import Distribution, event_size
 from doublecv.estimators.averages import correction_magnitude, mean_over_samples, score_magnitude
 
 if TYPE_CHECKING:
@@ -65,12 +67,12 @@ class Vectors(Parts):
     Attributes:
         g0: the part without a coefficient.
         h: the other parts.
-        size: the magnitude of each h; None for 0, where the terms do not cancel.
+        size: a function that returns the magnitude of each h; None for 0, where the terms do not cancel.
     """
 
     g0: Float[Array, "*logits"]
     h: dict[str, Float[Array, "*logits"]]
-    size: Float[Array, "*batch"] | None = None
+    size: Callable[[], Float[Array, "*batch"]] | None = None
 
     def vectors(self) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
         r"""Return :math:`g_0` and h."""
@@ -86,10 +88,11 @@ class Vectors(Parts):
 
     def magnitude(self, names: Iterable[str]) -> Float[Array, "n *batch"]:
         """Return the square of the size that the terms of h have before they cancel, the same for all names."""
-        size = self.size
-        if size is None:
+        if self.size is None:
             squares = self.q.dot(self.g0, self.g0)
             size = self.q.xp.zeros_like(squares[0] if self.q.visited else squares)
+        else:
+            size = self.size()
         return self.q.xp.stack([size for _ in names])
 
     def subsample(self, step: int) -> Self:
@@ -97,8 +100,12 @@ class Vectors(Parts):
         q, event_shape = self.q, self.q.event_shape
         h = {name: q.subsample_array(step, part, event_shape) for name, part in self.h.items()}
         g0 = q.subsample_array(step, self.g0, event_shape)
-        size = None if self.size is None else q.subsample_array(step, self.size)
+        size = None if self.size is None else partial(_subsampled, q, step, self.size)
         return replace(self, q=q.subsample(step), g0=g0, h=h, size=size)
+
+
+def _subsampled(q: Distribution, step: int, size: Callable[[], Float[Array, "*batch"]]) -> Float[Array, "some"]:
+    return q.subsample_array(step, size())
 
 
 @final
@@ -121,14 +128,35 @@ class WeightedScores(Parts):
     weights: dict[str, Float[Array, "K *batch"]]
     corrections: dict[str, Float[Array, "*logits"]]
 
+    @cached_property
+    def _matrix(self) -> Float[Array, "1+n K *batch"]:
+        """Return all weights in one array, those of g0 first: NumPy and PyTorch start one operation for all of them."""
+        return self.q.xp.stack([self.weight_of_g0, *self.weights.values()])
+
+    @property
+    def _is_fused(self) -> bool:
+        """Return whether a compiler fuses the operations, so that writing them out one by one is faster."""
+        return is_jax_array(self.score)
+
     def vectors(self) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
         r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k) - r` for every part."""
-        h = {name: self._average(weight) for name, weight in self.weights.items()}
-        return self._average(self.weight_of_g0), h | {name: h[name] - r for name, r in self.corrections.items()}
+        if self._is_fused or self.q.visited:
+            g0, averages = self._average(self.weight_of_g0), map(self._average, self.weights.values())
+        else:
+            g0, *averages = self._averages()
+        h = dict(zip(self.weights, averages, strict=True))
+        return g0, h | {name: h[name] - r for name, r in self.corrections.items()}
 
     def combine(self, coefficients: Mapping[str, Any]) -> Float[Array, "*logits"]:
         r"""Return :math:`\frac{1}{K} \sum_k (w_{0k} + \sum_i c_i w_{ik}) s(x_k) - \sum_i c_i r_i`."""
-        weight = sum((coefficients[name] * weight for name, weight in self.weights.items()), start=self.weight_of_g0)
+        if self._is_fused:
+            terms = (coefficients[name] * weight for name, weight in self.weights.items())
+            weight = sum(terms, start=self.weight_of_g0)
+        else:
+            xp, matrix = self.q.xp, self._matrix
+            along = xp.astype(xp.stack([coefficients[name] for name in self.weights]), matrix.dtype)
+            of_coefficients = along @ xp.reshape(matrix[1:], (along.shape[0], prod(self.weight_of_g0.shape)))
+            weight = self.weight_of_g0 + xp.reshape(of_coefficients, tuple(self.weight_of_g0.shape))
         return sum((-coefficients[name] * r for name, r in self.corrections.items()), start=self._average(weight))
 
     def derivatives(self, cotangent: Float[Array, "*logits"]) -> dict[str, Float[Array, ""]]:
@@ -160,3 +188,12 @@ class WeightedScores(Parts):
 
     def _average(self, weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
         return mean_over_samples(self.q, self.q.scale(weight, self.score))
+
+    def _averages(self) -> Float[Array, "1+n *logits"]:
+        r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k)` for all parts, as one product per batch element."""
+        xp, matrix, K = self.q.xp, self._matrix, self.score.shape[0]
+        elements, size = prod(self.q.batch_shape), event_size(self.q)
+        weights = xp.permute_dims(xp.reshape(matrix, (matrix.shape[0], K, elements)), (2, 0, 1))
+        scores = xp.permute_dims(xp.reshape(self.score, (K, elements, size)), (1, 0, 2))
+        averages = xp.permute_dims((weights / K) @ scores, (1, 0, 2))
+        return xp.reshape(averages, (matrix.shape[0], *self.q.logits.shape))

@@ -39,7 +39,7 @@ def names(family: type[Distribution] | None = None) -> tuple[str, ...]:
     return tuple(name for name, factory in _factories.items() if family in factory(samples=4).needs.families)
 
 
-def make(name: str, samples: int, **options: Any) -> Estimator:
+def make(name: str, samples: int | None = None, **options: Any) -> Estimator:
     """Make the estimator of that name for K samples.
 
     >>> make("double-cv", samples=4)
@@ -47,13 +47,15 @@ def make(name: str, samples: int, **options: Any) -> Estimator:
 
     Args:
         name: a registered name; `names()` lists them.
-        samples: K.
+        samples: K, which must be given.
         options: further options of the estimator.
     """
     if name not in _factories:
         close = get_close_matches(str(name), names(), n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"the names are {', '.join(names())}"
         raise ValueError(f"name must be that of a registered estimator, got {name!r}; {hint}")
+    if samples is None:
+        raise TypeError(f"samples is missing, the number K of samples: make({name!r}, samples=4)")
     return _factories[name](samples=samples, **options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, log, prod, sqrt
 from typing import TYPE_CHECKING, Any, final
 
@@ -189,6 +189,13 @@ class Relax(RelaxedEstimator, DescendingEstimator):
         xp = q.xp
         flat = xp.reshape(z, (*q.batch_shape, prod(q.event_shape)))
         hidden = flat @ xp.astype(numbers["from_point"], z.dtype) + xp.astype(numbers["hidden_bias"], z.dtype)
+        features = numbers["from_context"].shape[0]
+        given = 0 if context is None else context.shape[-1]
+        if given != features:
+            raise ValueError(
+                f"context must have {features} features for each batch element, as when the state was initialized, got "
+                f"{'none' if context is None else given}"
+            )
         if context is not None:
             hidden = hidden + xp.astype(context, z.dtype) @ xp.astype(numbers["from_context"], z.dtype)
         rectified = xp.where(hidden >= 0, hidden, NEGATIVE_SLOPE * hidden)
@@ -261,5 +268,5 @@ class ConcreteDoubleCV(LinearEstimator, RelaxedEstimator):
 
         b = _conditional_control(evaluation)
         c = _reparameterized_gradient(evaluation)
-        size = score_magnitude(q, q.score(evaluation.x), b, c)
+        size = partial(score_magnitude, q, q.score(evaluation.x), b, c)
         return Vectors(q, rloo(evaluation.f), {"alpha": rloo(b) - c}, size)

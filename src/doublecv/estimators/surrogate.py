@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -96,8 +96,16 @@ class LearnedSurrogate(Estimator):
     @cached_property
     def needs(self) -> Needs:
         """Return the needs of the base, gradients at the samples, and features of each batch element."""
+        base = self.base.needs
         return replace(
-            self.base.needs, gradient=True, families=(Bernoulli,), context=True, sized=True, path=False, coefficients=()
+            base,
+            gradient=True,
+            families=(Bernoulli,),
+            context=True,
+            sized=True,
+            path=False,
+            coefficients=(),
+            derivatives=bool(base.coefficients or base.derivatives or not self.base.init().numbers),
         )
 
     def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
@@ -132,8 +140,8 @@ class LearnedSurrogate(Estimator):
         weight: Float[Array, "*batch"],
         context: Float[Array, "*batch features"] | None,
     ) -> Applied:
-        r"""Compute :math:`base(f - t r, \nabla f - t \nabla r) + t M \, slope` and the misfit of the surrogate."""
-        xp, own = q.xp, {name: learned.numbers[PREFIX + name] for name in OWN}
+        r"""Compute :math:`base(f - t r, \nabla f - t \nabla r) + t M \, slope` and the gradient of the misfit."""
+        xp, own = q.xp, {name: detach(learned.numbers[PREFIX + name]) for name in OWN}
         of_base, judged = (
             Learned({}, {name: detach(value) for name, value in averages.items()}, {})
             for averages in _split(learned.averages)
@@ -141,56 +149,95 @@ class LearnedSurrogate(Estimator):
         of_base = of_base._replace(numbers=_split(learned.numbers)[0])
         context = q.logits if context is None else context
         unit = xp.astype(xp.exp(judged.averages["log_scale"] / 2), evaluation.f.dtype)
-        fit = _fit(q, evaluation, own, context).scale(unit)
+        own_units = _fit(q, evaluation, own, context)
+        fit = own_units.scale(unit)
         factor = xp.astype(xp.clip(judged.averages["coefficients"][0], 0, 1), unit.dtype)
         # If f has just become much smaller, the surrogate is too large.
         factor = xp.where(judged.averages["log_own"] < moments.FALL, xp.zeros_like(factor), factor)
-        used = fit.detach().scale(factor)
+        used = fit.scale(factor)
         base = self.base.formula(q, _residual(evaluation, used), of_base, weight, None)
         gradient = base.gradient + q.covariance_product(used.slope)
-        statistics = moments.statistics(
-            judged.averages, _judged_parts(q, evaluation, fit.detach()), ("factor",), weight
-        )
-        loss = self._misfit(q, evaluation, own, context, weight, unit)
-        return Applied(
-            gradient, base.statistics | _prefixed(statistics), None, loss if base.loss is None else loss + base.loss
-        )
+        statistics = moments.statistics(judged.averages, _judged_parts(q, evaluation, fit), ("factor",), weight)
+        statistics_of_both = base.statistics | _prefixed(statistics)
+        of_own = self._gradient_of_misfit(q, evaluation, own_units, own, context, weight, unit)
+        if self.needs.derivatives:
+            of_base = base.derivatives or (lambda cotangent: {})
+            return Applied(gradient, statistics_of_both, lambda cotangent: of_base(cotangent) | of_own)
+        # Automatic differentiation finds the derivatives of the base, and these by a sum that is linear in them.
+        loss = sum(xp.sum(learned.numbers[name] * xp.astype(value, unit.dtype)) for name, value in of_own.items())
+        return Applied(gradient, statistics_of_both, None, loss if base.loss is None else loss + base.loss)
 
-    def _misfit(
+    def _gradient_of_misfit(
         self,
         q: Distribution,
         evaluation: Evaluation,
+        fit: _Fit,
         own: Mapping[str, Any],
         context: Float[Array, "*batch features"],
         weight: Float[Array, "*batch"],
         unit: Float[Array, ""],
-    ) -> Float[Array, ""]:
-        """Return the weighted misfit in units of the spread of f, over some of the batch elements."""
-        xp = q.xp
+    ) -> dict[str, Any]:
+        r"""Return the gradient in the parameters of the weighted misfit, over some of the batch elements.
+
+        It is written out, and not left to automatic differentiation, because it then needs no second forward pass over
+        these elements. With the cotangents :math:`\bar r_k` and :math:`\bar d_k` of r and of its gradient in x,
+        :math:`p_{kr} = u_r^T s_k` and :math:`c_{kr} = w_r p_{kr}`,
+
+        .. math::
+            \bar{slope} = \sum_k \bar r_k s_k + \bar d_k, \quad
+            \bar\delta = -\sum_k \tfrac12 \bar r_k s_k^2 + \bar d_k s_k, \quad
+            \bar c_{kr} = \tfrac12 \bar r_k p_{kr} + u_r^T \bar d_k, \quad
+            \bar w_r = \sum_k \bar c_{kr} p_{kr} + \sum_l u_{rl}^2 \bar\delta_l,
+
+        .. math::
+            \bar u_r = \sum_k c_{kr} \bar d_k + \big(\tfrac12 \bar r_k c_{kr} + \bar c_{kr} w_r\big) s_k
+                + 2 w_r \, u_r \bar\delta.
+        """
+        xp, K, (variables,) = q.xp, self.samples, q.event_shape
         step = max(1, prod(q.batch_shape) // FIT_ELEMENTS)
-        # The same share of the weights as of the elements, so that the loss does not depend on the step.
-        if step > 1:
-            event = q.event_shape
-            evaluation = Evaluation(
-                q.subsample_array(step, evaluation.x, event),
-                q.subsample_array(step, evaluation.f),
-                q.subsample_array(step, evaluation.df, event),
-            )
-            context = xp.broadcast_to(context, (*q.batch_shape, context.shape[-1]))
-            context, weight = q.subsample_array(step, context, (context.shape[-1],)), q.subsample_array(step, weight)
-            q = q.subsample(step)
-        fit = _fit(q, evaluation, own, context)
-        remaining_f = evaluation.f / unit - fit.r
-        centered = remaining_f - sum_over_samples(remaining_f) / self.samples
-        remaining_df = evaluation.df / unit - fit.dr
-        misfit = sum_over_samples(centered**2) / max(1, self.samples - 1) + sum_over_samples(
-            q.dot(remaining_df, q.covariance_product(remaining_df))
-        ) / (self.samples)
-        # An outlier would stay in the averages of Adam for a thousand steps.
-        held = detach(misfit)
-        bounded = misfit / xp.where(held > LARGEST_MISFIT, held / LARGEST_MISFIT, xp.ones_like(held))
-        # A batch element without weight does not count, even if f is not finite there.
-        return step * xp.sum(xp.where(weight > 0, weight * bounded, xp.zeros_like(misfit)))
+        elements, directions = len(range(0, prod(q.batch_shape), step)), own["directions"].shape[0]
+        features = context.shape[-1]
+
+        def some(array: Array, *trailing: int) -> Array:
+            return q.subsample_array(step, array, trailing)
+
+        # The context may have fewer batch axes than q.
+        context, w = (xp.broadcast_to(v, (*q.batch_shape, v.shape[-1])) for v in (context, fit.w))
+        context, w = some(context, features), some(w, directions)
+        score, variance = some(q.score(evaluation.x), variables), some(q.covariance_product(1.0), variables)
+        f, df = some(evaluation.f) / unit, some(evaluation.df, variables) / unit
+        along = some(fit.along, directions)
+        remaining_f, remaining_df = f - some(fit.r), df - some(fit.dr, variables)
+        centered = remaining_f - sum_over_samples(remaining_f) / K
+        misfit = sum_over_samples(centered**2) / max(1, K - 1) + sum_over_samples(
+            q.dot(remaining_df, variance * remaining_df)
+        ) / (K)
+        # An outlier would stay in the averages of Adam for a thousand steps. A batch element without weight does not
+        # count, even if f is not finite there. The weights are scaled as if all elements had been used.
+        weight, ones = some(weight), xp.ones_like(misfit)
+        weight = step * weight / xp.where(misfit > LARGEST_MISFIT, misfit / LARGEST_MISFIT, ones)
+        counts, none = (weight > 0) & xp.isfinite(misfit), xp.zeros_like(misfit)
+        of_r = xp.where(counts, -2 / max(1, K - 1) * weight * centered, none)
+        of_dr = q.scale(xp.where(counts, -2 / K * weight, none), variance)
+        of_dr = xp.where(counts[..., None], of_dr * remaining_df, xp.zeros_like(of_dr))
+
+        scaled = q.scale(of_r, score)
+        of_slope = sum_over_samples(scaled + of_dr)
+        of_diagonal = -sum_over_samples((scaled / 2 + of_dr) * score)
+        U = xp.astype(own["directions"], score.dtype)
+        flat, rows = (K * elements, variables), (K * elements, directions)
+        of_weighted = of_r[..., None] / 2 * along + xp.reshape(xp.reshape(of_dr, flat) @ U.T, tuple(along.shape))
+        weighted = w * along
+        of_along = of_r[..., None] / 2 * weighted + of_weighted * w
+        of_w = sum_over_samples(of_weighted * along) + of_diagonal @ (U**2).T
+        of_directions = (
+            xp.reshape(weighted, rows).T @ xp.reshape(of_dr, flat)
+            + xp.reshape(of_along, rows).T @ xp.reshape(score, flat)
+            + 2 * U * (w.T @ of_diagonal)
+        )
+        context = xp.astype(context, score.dtype)
+        gradients = (of_directions, context.T @ of_slope, xp.sum(of_slope, axis=0), context.T @ of_w)
+        return {PREFIX + name: value for name, value in zip(OWN, (*gradients, xp.sum(of_w, axis=0)), strict=True)}
 
     def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
         """Move the running averages of the base and of the judgement."""
@@ -218,7 +265,7 @@ def _judged_parts(q: Distribution, evaluation: Evaluation, fit: _Fit) -> Vectors
         return score_gradient(q, x, values if x.shape[0] == 1 else values - leave_one_out(values))
 
     exact = q.covariance_product(fit.slope)
-    size = score_magnitude(q, q.score(x), fit.r, exact)
+    size = partial(score_magnitude, q, q.score(x), fit.r, exact)
     return Vectors(q, rloo(evaluation.f), {"factor": exact - rloo(fit.r)}, size)
 
 
@@ -229,19 +276,19 @@ class _Fit(NamedTuple):
         slope: its gradient in x at the mean; M times it is the gradient of E[r].
         r: its values.
         dr: its gradient in x.
+        w: the curvature along each direction.
+        along: the score along each direction, which is no multiple of the surrogate.
     """
 
     slope: Float[Array, "*batch D"]
     r: Float[Array, "K *batch"]
     dr: Float[Array, "K *batch D"]
+    w: Float[Array, "*batch R"]
+    along: Float[Array, "K *batch R"]
 
     def scale(self, factor: Float[Array, ""]) -> _Fit:
         """Return the surrogate times a number."""
-        return _Fit(*(factor * value for value in self))
-
-    def detach(self) -> _Fit:
-        """Return the surrogate, held constant under differentiation."""
-        return _Fit(*map(detach, self))
+        return _Fit(*(factor * value for value in self[:4]), self.along)
 
 
 def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any], context: Array) -> _Fit:
@@ -265,7 +312,7 @@ def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any],
     weighted = w * along
     across = xp.reshape(xp.reshape(weighted, (-1, count)) @ directions, score.shape)
     r = q.dot(slope, score) + (q.dot(weighted, along) - q.dot(diagonal * score, score)) / 2
-    return _Fit(slope, r, slope + across - diagonal * score)
+    return _Fit(slope, r, slope + across - diagonal * score, w, along)
 
 
 def _residual(evaluation: Evaluation, fit: _Fit) -> Evaluation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, final, get_args
 
 from doublecv.arrays import Array, subtract_from_samples
@@ -130,7 +130,8 @@ class DoubleCV(LinearEstimator):
             b = q.dot(self.coupling.mean_of_independent(evaluation.df), score)
             c = dot_correction(q, evaluation.df)
         h = self.coupling.estimate(q, x, b) - c
-        return Vectors(q, self.coupling.estimate(q, x, evaluation.f), {"alpha": h}, score_magnitude(q, score, b, c))
+        size = partial(score_magnitude, q, score, b, c)
+        return Vectors(q, self.coupling.estimate(q, x, evaluation.f), {"alpha": h}, size)
 
 
 @final
@@ -172,7 +173,7 @@ class HalfDoubleCV(LinearEstimator):
         b = q.dot(leave_one_out(evaluation.df), q.score(x))
         if self.keep == "current":
             c = dot_correction(q, evaluation.df)
-            h, size = score_gradient(q, x, b) - c, score_magnitude(q, q.score(x), b, c)
+            h, size = score_gradient(q, x, b) - c, partial(score_magnitude, q, q.score(x), b, c)
         else:
-            h, size = -score_gradient(q, x, leave_one_out(b)), score_magnitude(q, q.score(x), b)
+            h, size = -score_gradient(q, x, leave_one_out(b)), partial(score_magnitude, q, q.score(x), b)
         return Vectors(q, score_gradient(q, x, f - leave_one_out(f)), {"alpha": h}, size)

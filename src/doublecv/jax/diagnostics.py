@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,17 @@ import optax
 from doublecv.checks import check_estimator, check_function
 from doublecv.diagnostics import coefficients, comparison, recommendation
 from doublecv.diagnostics.comparison import TRAINING_STEPS, Comparison
-from doublecv.diagnostics.entrants import AnyEstimator
+from doublecv.diagnostics.entrants import AnyEstimator, check_any_estimator
 from doublecv.diagnostics.meter import Meter, Variance, add, empty, summarize
 from doublecv.diagnostics.one_by_one import SAMPLES, Check, verify
-from doublecv.diagnostics.problem import FIT_STREAM, Measure, Problem, check_distribution, total_gradient
+from doublecv.diagnostics.problem import (
+    FIT_STREAM,
+    Measure,
+    Problem,
+    check_distribution,
+    made_distribution,
+    total_gradient,
+)
 from doublecv.diagnostics.recommendation import CANDIDATES, Recommendation
 from doublecv.diagnostics.timing import ROUNDS
 from doublecv.distributions import Distribution
@@ -75,6 +82,7 @@ def variance(
     """
     if draws < 2:
         raise ValueError(f"draws must be at least 2, got {draws}")
+    check_any_estimator(estimator)
     problem = JaxProblem.make(f, q, key, context, has_aux)
     problem.check_entrant(estimator)
     if learned is None and isinstance(estimator, Estimator):
@@ -120,7 +128,12 @@ def optimal_coefficients(
         check_estimator(estimator)
         if isinstance(q, Sequential):
             raise TypeError(f"key is None, but all paths of a {type(q).__name__} cannot be enumerated; give a key")
-        return coefficients.optimal_coefficients(_values_only(f, has_aux), q, estimator)
+        only = _values_only(f, has_aux)
+
+        def df(x: Any) -> Any:
+            return evaluate(lambda x: (only(x), None), x, needed_by=estimator)[1]
+
+        return coefficients.optimal_coefficients(only, q, estimator, df=df)
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     problem = JaxProblem.make(f, q, key, context, has_aux)
@@ -129,7 +142,7 @@ def optimal_coefficients(
 
 def compare(
     f: Function,
-    q: Distribution | Sequential,
+    q: Distribution | Sequential | Callable[[], Distribution],
     estimators: Iterable[AnyEstimator | str] | AnyEstimator | str,
     *,
     key: PRNGKeyArray,
@@ -144,9 +157,10 @@ def compare(
 ) -> Comparison:
     """Measure estimators on the same f, q and random numbers: variance, cost, time per gradient and bias.
 
-    The time is that of all gradients of a training step around f: in the logits, in the learned state and, with
-    `differentiate_f`, in the floating-point arrays that f closes over; without compilation, and the median over rounds
-    in which the estimators take turns. `doublecv.biased` has estimators with a bias that are in common use.
+    The time is that of all gradients of a training step around f: in the logits, in the learned state, which is also
+    updated, and, with `differentiate_f`, in the floating-point arrays that f closes over; without compilation, and the
+    median over rounds in which the estimators take turns. `doublecv.biased` has estimators with a bias that are in
+    common use.
 
     >>> import doublecv as dcv
     >>> q = dcv.Bernoulli(logits=jnp.zeros((2, 3)))
@@ -156,7 +170,8 @@ def compare(
 
     Args:
         f: a function from `[K, *batch, *event]` to `[K, *batch]`.
-        q: the distribution.
+        q: the distribution, or a function without arguments that makes it: the time then includes the function and the
+            gradient in the floating-point arrays that it closes over, as when an encoder makes the logits.
         estimators: estimators or names; the others' variances are printed relative to the first.
         key: a JAX random key.
         samples: one or several K, for each of which every estimator is measured; None to take estimators as they are.
@@ -177,7 +192,7 @@ def compare(
 
 def recommend(
     f: Function,
-    q: Distribution | Sequential,
+    q: Distribution | Sequential | Callable[[], Distribution],
     *,
     key: PRNGKeyArray,
     budget: float = 60.0,
@@ -191,7 +206,8 @@ def recommend(
 
     Args:
         f: a function from `[K, *batch, *event]` to `[K, *batch]`.
-        q: the distribution.
+        q: the distribution, or a function without arguments that makes it: the time then includes the function and the
+            gradient in the floating-point arrays that it closes over, as when an encoder makes the logits.
         key: a JAX random key.
         budget: the seconds that the pilot run may take, compilation included.
         estimators: the candidates.
@@ -201,7 +217,10 @@ def recommend(
         differentiate_f: whether the time includes the gradient in the arrays that f closes over, as when f is trained.
     """
     problem = JaxProblem.make(f, q, key, context, has_aux, differentiate_f)
-    has_gradient = check(f, q, key=key, has_aux=has_aux).has_gradient
+
+    def has_gradient() -> bool:
+        return check(f, problem.q, key=key, has_aux=has_aux).has_gradient
+
     return recommendation.recommend(problem, has_gradient, budget, estimators, samples)
 
 
@@ -320,6 +339,7 @@ class JaxProblem(Problem):
         key: the random key of all streams.
         context: features of each batch element.
         differentiate_f: whether a step includes the gradient in the arrays that f closes over.
+        make_q: a function that makes q, if a step includes it and the gradient in the arrays that it closes over.
     """
 
     f: Function
@@ -327,6 +347,7 @@ class JaxProblem(Problem):
     key: Any
     context: Any
     differentiate_f: bool
+    make_q: Callable[[], Distribution] | None = None
 
     @classmethod
     def make(
@@ -334,10 +355,11 @@ class JaxProblem(Problem):
     ) -> JaxProblem:
         """Check the arguments and return the problem."""
         check_function(f, q)
+        q, make_q = made_distribution(q)
         check_distribution(q)
         check_arrays(q)
         check_key(key)
-        return cls(_values_only(f, has_aux), q, key, context, differentiate_f)
+        return cls(_values_only(f, has_aux), q, key, context, differentiate_f, make_q)
 
     def optimal_coefficients(self, estimator: Estimator, draws: int) -> Learned:
         """Return the coefficients of least variance from draws of `FIT_STREAM`."""
@@ -377,35 +399,40 @@ class JaxProblem(Problem):
         if isinstance(self.q, Sequential):
             return self._sequential_step(estimator, self.q)
         q, shape = self.q, (estimator.samples, *self.q.logits.shape)
-        converted = closure_convert(self.f, jnp.zeros(shape, q.logits.dtype))
-        constants = [jnp.asarray(constant) for constant in converted.constants]
-        trained = [self.differentiate_f and jnp.issubdtype(array.dtype, jnp.floating) for array in constants]
-        differentiated = [array for array, wanted in zip(constants, trained, strict=True) if wanted]
-        held = [array for array, wanted in zip(constants, trained, strict=True) if not wanted]
+        of_f = _close(self.f, self.differentiate_f, jnp.zeros(shape, q.logits.dtype))
+        of_q = _Closed(lambda arrays, held: q.with_logits(arrays[0]), [q.logits], [])
+        if self.make_q is not None:
+            of_q = _close(self.make_q, True)
+        arrays, held = (of_q.arrays, of_f.arrays), (of_q.held, of_f.held)
 
-        def function(differentiated: list[Any], held: list[Any]) -> Function:
-            ones, others = iter(differentiated), iter(held)
-            merged = [next(ones) if wanted else next(others) for wanted in trained]
+        def f_at(arrays: Any, held: Any) -> Function:
             # The estimator may also ask for f at other numbers of points, where it is not differentiated in these.
-            return lambda x: converted.call(merged, x) if x.shape == shape else self.f(x)
+            return lambda x: of_f.call(arrays[1], held[1], x) if x.shape == shape else self.f(x)
 
         if isinstance(estimator, Estimator):
             expectation = Expectation(estimator)
-            learned = expectation.init(q, context=self.context).learned
+            state = expectation.init(q, context=self.context)
 
-            def loss(logits: Any, learned: Any, differentiated: Any, held: Any, key: Any) -> Any:
-                f = function(differentiated, held)
-                return expectation(f, q.with_logits(logits), learned, key, context=self.context).mean()
+            def loss(arrays: Any, learned: Any, held: Any, key: Any) -> Any:
+                q = of_q.call(arrays[0], held[0])
+                return expectation(f_at(arrays, held), q, learned, key, context=self.context).mean()
 
-            program = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
-            return lambda: _finished(program(q.logits, learned, differentiated, held, self.key))
+            @jax.jit
+            def program(arrays: Any, state: Any, held: Any, key: Any) -> Any:
+                gradients, of_learned = jax.grad(loss, argnums=(0, 1))(arrays, state.learned, held, key)
+                return gradients, expectation.update(of_learned, state)
 
-        biased_step = jax.jit(
-            lambda logits, differentiated, held, key: _biased_step(
-                partial(function, held=held), q.with_logits(logits), estimator, differentiated, key
+            return lambda: _finished(program(arrays, state, held, self.key))
+
+        @jax.jit
+        def biased_program(arrays: Any, held: Any, key: Any) -> Any:
+            q, pullback = jax.vjp(lambda arrays: of_q.call(arrays, held[0]), arrays[0])
+            value, gradient, of_arrays = _biased_step(
+                lambda of_f: f_at((arrays[0], of_f), held), q, estimator, arrays[1], key
             )
-        )
-        return lambda: _finished(biased_step(q.logits, differentiated, held, self.key))
+            return value, pullback(q.with_logits(gradient.astype(q.logits.dtype))), of_arrays
+
+        return lambda: _finished(biased_program(arrays, held, self.key))
 
     def _sequential_step(self, estimator: AnyEstimator, q: Sequential) -> Callable[[], object]:
         """Return a training step in the arrays that f and the functions of q close over."""
@@ -450,6 +477,37 @@ class JaxProblem(Problem):
 
     def _key(self, stream: int) -> Any:
         return jax.random.fold_in(self.key, stream)
+
+
+class _Closed(NamedTuple):
+    """Hold a function whose first arguments are the arrays that it closed over.
+
+    Attributes:
+        call: the function.
+        arrays: the arrays in which it is differentiated.
+        held: the other arrays.
+    """
+
+    call: Callable[..., Any]
+    arrays: list[Any]
+    held: list[Any]
+
+
+def _close(function: Callable[..., Any], differentiate: bool, *arguments: Any) -> _Closed:
+    """Return a function of the arrays that it closed over; the floating-point ones are differentiated if wanted."""
+    converted = closure_convert(function, *arguments)
+    constants = [jnp.asarray(constant) for constant in converted.constants]
+    wanted = [differentiate and jnp.issubdtype(array.dtype, jnp.floating) for array in constants]
+
+    def call(arrays: list[Any], held: list[Any], *arguments: Any) -> Any:
+        ones, others = iter(arrays), iter(held)
+        return converted.call([next(ones) if chosen else next(others) for chosen in wanted], *arguments)
+
+    chosen, others = (
+        [array for array, is_wanted in zip(constants, wanted, strict=True) if is_wanted is choice]
+        for choice in (True, False)
+    )
+    return _Closed(call, chosen, others)
 
 
 def _biased_step(

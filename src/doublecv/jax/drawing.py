@@ -39,6 +39,7 @@ class Drawn(NamedTuple):
 def draw(f: Function, q: Distribution | Sequential, estimator: Estimator, key: PRNGKeyArray) -> Drawn:
     """Draw the K samples of the estimator."""
     if not isinstance(q, Sequential):
+        q = q.with_logits(jnp.asarray(q.logits))
         held = q.detach().widen()
         noise = draw_noise(held, estimator, key)
         return Drawn(f, q, held, noise, estimator.draw(held, noise))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from doublecv.checks import check_estimator, check_function, check_pullback, check_sequential
@@ -114,6 +115,8 @@ class Expectation:
         if isinstance(q, Sequential):
             check_sequential(self.estimator)
             q.check(uniform(jax.random.key(0)))
+        else:
+            self.estimator.check_family(q)
         if learned is not None:
             self.estimator.check_learned(learned)
         own = self.estimator.init(None if isinstance(q, Sequential) else q, context)
@@ -160,7 +163,7 @@ class Expectation:
         learned = jax.tree.map(jnp.asarray, learned)
         f, q, held, noise, x = draw(f, q, estimator, key)
         checked = checked_function(f, held, has_aux, q.logits.dtype)
-        context = None if context is None else jax.lax.stop_gradient(context)
+        context = _held(context)
         function = closure_convert(checked, x)
         if estimator.needs.gradient:
             check_gradient_exists(function, x, estimator)
@@ -202,8 +205,8 @@ class Expectation:
         learned = jax.tree.map(jnp.asarray, learned)
         f, q, held, noise, x = draw(f, q, estimator, key)
         checked = checked_function(f, held, has_aux, q.logits.dtype)
-        values, df, aux = evaluate(checked, x, differentiate=estimator.needs.gradient)
-        side = evaluate_side(checked, held, noise, x, estimator, learned, context)
+        values, df, aux = evaluate(checked, x, estimator.needs.gradient, estimator)
+        side = evaluate_side(checked, held, noise, x, estimator, learned, _held(context))
         weight = jnp.full(q.batch_shape, 1 / max(1, prod(q.batch_shape)), held.logits.dtype)
         gradient, of_learned = gradients(estimator, pullback, held, learned, x, values, df, side, weight)
         evaluation = side.evaluation(x, values, df)
@@ -240,6 +243,15 @@ class Expectation:
         self.estimator.check_learned(learned, q if self.estimator.needs.sized else None)
         check_key(key)
         check_pullback(self.estimator, pullback)
+
+
+def _held(context: Any) -> Any:
+    """Return the context, held constant."""
+    if context is None or isinstance(context, jax.Array | np.ndarray):
+        return jax.lax.stop_gradient(context)
+    raise TypeError(
+        f"context must be a JAX array [*batch, features], got {type(context).__name__}; convert it with jnp.asarray"
+    )
 
 
 def check_arrays(q: Any) -> None:
@@ -289,6 +301,8 @@ def fold(f: Callable[..., Any], *data: Any) -> Folded:
             return leaf.reshape(samples * batch, *leaf.shape[2:])
 
         def repeat(leaf: Any) -> Any:
+            if not isinstance(leaf, jax.Array | np.ndarray):
+                raise TypeError(f"data must be JAX arrays, got {type(leaf).__name__}; close over anything else in f")
             if leaf.ndim == 0 or leaf.shape[0] != batch:
                 raise ValueError(f"data must have the batch axis {batch} in front, got shape {leaf.shape}")
             return merge(jnp.broadcast_to(leaf, (samples, *leaf.shape)))

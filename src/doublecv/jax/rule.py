@@ -71,15 +71,63 @@ def draw_noise(q: Distribution, estimator: Estimator, key: PRNGKeyArray) -> Floa
 
 
 def evaluate(
-    f: Function, x: Float[Array, "K *logits"], differentiate: bool = True
+    f: Function, x: Float[Array, "K *logits"], differentiate: bool = True, needed_by: Estimator | None = None
 ) -> tuple[Float[Array, "K *batch"], Float[Array, "K *logits"] | None, Any]:
-    """Return f at the points x, its gradient in x where wanted, and its auxiliary output; f returns (values, aux)."""
+    """Return f at the points x, its gradient in x where wanted, and its auxiliary output; f returns (values, aux).
+
+    Args:
+        f: the function.
+        x: the points.
+        differentiate: whether the gradient is wanted.
+        needed_by: the estimator that needs the gradient, for the error if it is missing; None for no error.
+    """
     if not differentiate:
         values, aux = f(x)
         return values, None, aux
-    values, pullback, aux = jax.vjp(f, x, has_aux=True)
+    probe = GradientProbe()
+    values, pullback, aux = jax.vjp(probe.watch(f), x, has_aux=True)
+    if needed_by is not None:
+        probe.check(needed_by)
     (df,) = pullback(jnp.ones_like(values))
     return values, df, aux
+
+
+class GradientProbe:
+    """Find out, while a function is differentiated, whether its derivative is known to be zero everywhere.
+
+    JAX carries derivatives that are zero whatever the numbers are (of a threshold, an index, a constant) as symbols. A
+    derivative whose numbers are all 0 at some points is not one of them.
+    """
+
+    def __init__(self) -> None:
+        self._found = False
+
+    def watch(self, f: Function) -> Function:
+        """Return f, a function to (values, aux), whose derivative is noted."""
+
+        @jax.custom_jvp
+        def noted(values: Any) -> Any:
+            return values
+
+        def rule(primals: Any, tangents: Any) -> Any:
+            (values,), (tangent,) = primals, tangents
+            if isinstance(tangent, SymbolicZero):
+                return values, jnp.zeros_like(values)
+            self._found = True
+            return values, tangent
+
+        noted.defjvp(rule, symbolic_zeros=True)
+
+        def watched(x: Any) -> tuple[Any, Any]:
+            values, aux = f(x)
+            return noted(values), aux
+
+        return watched
+
+    def check(self, estimator: Estimator) -> None:
+        """Raise if the function was differentiated and its derivative is zero everywhere."""
+        if not self._found:
+            raise missing_gradient(estimator)
 
 
 def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: Any) -> Callable[[Any], tuple[Any, Any]]:
@@ -88,6 +136,8 @@ def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: Any) ->
     def checked(x: Any) -> tuple[Any, Any]:
         try:
             values, aux = split_aux(f(x.astype(dtype)), has_aux)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+            raise TypeError(NOT_TRACEABLE) from error
         except Exception as error:
             if type(error).__name__ not in TRACE_ERRORS:
                 raise
@@ -107,6 +157,12 @@ def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: Any) ->
     return checked
 
 
+NOT_TRACEABLE = (
+    "f turns x into a NumPy array or a Python number, which is impossible while JAX traces it. Wrap that part in "
+    "jax.pure_callback, or call Expectation.estimate outside of jit with an estimator that does not need the gradient "
+    "of f"
+)
+
 TRACE_ERRORS = ("TraceContextError", "UnexpectedTracerError", "JaxTransformError", "LeakedTracerError")
 """The errors of JAX and flax for a function that changes state outside of itself."""
 
@@ -123,7 +179,7 @@ def evaluate_side(
     """Evaluate what the estimator needs in addition to f at the samples; q is held constant and f is checked."""
     f_mean = df_mean = expected_f = control = dcontrol = control_pullback = None
     if estimator.needs.mean:
-        values, df, _ = evaluate(f, q.mean[None])
+        values, df, _ = evaluate(f, q.mean[None], needed_by=estimator)
         f_mean, df_mean = jax.tree.map(lambda leaf: leaf[0], (values, df))
     if estimator.needs.expected_f:
         expected_f = expected_value(lambda points: f(points)[0], q, estimator)
@@ -152,15 +208,16 @@ def _relaxed(
     context: Any,
 ) -> tuple[Any, Any]:
     """Return the control variate at the relaxed points and its gradient in the logits of each."""
-    points = estimator.needs.relaxed_points
-    logits = q.broadcast_to((points, *q.batch_shape)).logits
+    points, probe = estimator.needs.relaxed_points, GradientProbe()
+    logits, watched = q.broadcast_to((points, *q.batch_shape)).logits, probe.watch(f)
 
     def control(logits: Any) -> tuple[Any, None]:
-        values = estimator.control(lambda z: f(z)[0], q.with_logits(logits), noise, x, numbers, context)
+        values = estimator.control(lambda z: watched(z)[0], q.with_logits(logits), noise, x, numbers, context)
         check_returned_shape("f at the relaxed points", values, (points, *q.batch_shape), q)
         return values, None
 
     values, gradient, _ = evaluate(control, logits)
+    probe.check(estimator)
     return values, gradient
 
 
@@ -193,7 +250,7 @@ def gradients(
         return (applied.gradient, applied.loss), applied.statistics
 
     numbers: Any
-    if estimator.needs.coefficients or not learned.numbers:
+    if estimator.gives_derivatives or not learned.numbers:
         applied = formula(learned.numbers, side.control, side.dcontrol)
         gradient, statistics = applied.gradient, applied.statistics
         cotangent = _cotangent(q, gradient, weight, pullback)
@@ -306,21 +363,11 @@ def vary_over(axes: frozenset[str], tree: Any) -> Any:
 
 
 def check_gradient_exists(function: ClosureConverted, x: Any, estimator: Estimator) -> None:
-    """Raise if the gradient of f in x is identically zero and the estimator needs it."""
-    found: list[bool] = []
-
-    @jax.custom_jvp
-    def probe(values: Any) -> Any:
-        return values
-
-    def probe_rule(primals: Any, tangents: Any) -> Any:
-        found.append(not isinstance(tangents[0], SymbolicZero))
-        return primals[0], jnp.zeros_like(primals[0])
-
-    probe.defjvp(probe_rule, symbolic_zeros=True)
-    jax.eval_shape(lambda x: jax.jvp(lambda x: probe(function.call(function.constants, x)[0]), (x,), (x,)), x)
-    if not any(found):
-        raise missing_gradient(estimator)
+    """Raise if the gradient of f in x is zero everywhere and the estimator needs it."""
+    probe = GradientProbe()
+    watched = probe.watch(partial(function.call, function.constants))
+    jax.eval_shape(lambda x: jax.jvp(lambda x: watched(x)[0], (x,), (x,)), x)
+    probe.check(estimator)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -13,10 +13,17 @@ from torch import Tensor
 from doublecv.checks import check_estimator, check_function
 from doublecv.diagnostics import coefficients, comparison, recommendation
 from doublecv.diagnostics.comparison import TRAINING_STEPS, Comparison
-from doublecv.diagnostics.entrants import AnyEstimator
+from doublecv.diagnostics.entrants import AnyEstimator, check_any_estimator
 from doublecv.diagnostics.meter import Meter, Variance, add, empty, summarize
 from doublecv.diagnostics.one_by_one import SAMPLES, Check, verify
-from doublecv.diagnostics.problem import FIT_STREAM, Measure, Problem, check_distribution, total_gradient
+from doublecv.diagnostics.problem import (
+    FIT_STREAM,
+    Measure,
+    Problem,
+    check_distribution,
+    made_distribution,
+    total_gradient,
+)
 from doublecv.diagnostics.recommendation import CANDIDATES, Recommendation
 from doublecv.diagnostics.timing import ROUNDS
 from doublecv.distributions import Distribution
@@ -75,6 +82,7 @@ def variance(
     """
     if draws < 2:
         raise ValueError(f"draws must be at least 2, got {draws}")
+    check_any_estimator(estimator)
     problem = TorchProblem.make(f, q, generator, context, has_aux)
     problem.check_entrant(estimator)
     return summarize(problem.measure(estimator, learned)(draws, 0))
@@ -122,14 +130,18 @@ def optimal_coefficients(
             raise TypeError(
                 f"draws is None, but all paths of a {type(problem.q).__name__} cannot be enumerated; give draws"
             )
+
+        def df(x: Tensor) -> Tensor:
+            return evaluate(lambda x: (problem.f(x), None), x, estimator)[1]
+
         with torch.no_grad():
-            return coefficients.optimal_coefficients(problem.f, problem.q.detach(), estimator)
+            return coefficients.optimal_coefficients(problem.f, problem.q, estimator, df=df)
     return problem.optimal_coefficients(estimator, draws)
 
 
 def compare(
     f: Function,
-    q: AnyDistribution,
+    q: AnyDistribution | Callable[[], AnyDistribution],
     estimators: Iterable[AnyEstimator | str] | AnyEstimator | str,
     *,
     generator: torch.Generator | None = None,
@@ -156,7 +168,8 @@ def compare(
 
     Args:
         f: a function from `[K, *batch, *event]` to `[K, *batch]`.
-        q: the distribution, of doublecv or torch.
+        q: the distribution, of doublecv or torch, or a function without arguments that makes it: the time then includes
+            the function and the gradient in the leaves that it uses, as when an encoder makes the logits.
         estimators: estimators or names; the others' variances are printed relative to the first.
         generator: the source of the noise; torch's global generator if None.
         samples: one or several K, for each of which every estimator is measured; None to take estimators as they are.
@@ -177,7 +190,7 @@ def compare(
 
 def recommend(
     f: Function,
-    q: AnyDistribution,
+    q: AnyDistribution | Callable[[], AnyDistribution],
     *,
     generator: torch.Generator | None = None,
     budget: float = 60.0,
@@ -191,7 +204,8 @@ def recommend(
 
     Args:
         f: a function from `[K, *batch, *event]` to `[K, *batch]`.
-        q: the distribution, of doublecv or torch.
+        q: the distribution, of doublecv or torch, or a function without arguments that makes it: the time then includes
+            the function and the gradient in the leaves that it uses, as when an encoder makes the logits.
         generator: the source of the noise; torch's global generator if None.
         budget: the seconds that the pilot run may take.
         estimators: the candidates.
@@ -201,7 +215,10 @@ def recommend(
         differentiate_f: whether the time includes the gradient in what f uses, as when f is trained.
     """
     problem = TorchProblem.make(f, q, generator, context, has_aux, differentiate_f)
-    has_gradient = check(f, q, generator=generator, has_aux=has_aux).has_gradient
+
+    def has_gradient() -> bool:
+        return check(f, problem.q, generator=generator, has_aux=has_aux).has_gradient
+
     return recommendation.recommend(problem, has_gradient, budget, estimators, samples)
 
 
@@ -254,6 +271,7 @@ class TorchProblem(Problem):
         seed: the seed of all streams.
         context: features of each batch element.
         differentiate_f: whether a step includes the gradient in the leaves that f uses.
+        make_q: a function that makes q, if a step includes it and the gradient in the leaves that it uses.
     """
 
     f: Function
@@ -261,6 +279,7 @@ class TorchProblem(Problem):
     seed: int
     context: Any
     differentiate_f: bool
+    make_q: Callable[[], AnyDistribution] | None = None
 
     @classmethod
     def make(
@@ -268,6 +287,7 @@ class TorchProblem(Problem):
     ) -> TorchProblem:
         """Check the arguments and return the problem."""
         check_function(f, q)
+        q, make_q = made_distribution(q)
         family = as_family(q)
         check_distribution(family)
         logits = family.like if isinstance(family, Sequential) else family.logits
@@ -278,7 +298,8 @@ class TorchProblem(Problem):
         device = "cpu" if generator is None else generator.device
         seed = int(torch.randint(2**31, (), generator=generator, device=device))
         values_only = (lambda x: f(x)[0]) if has_aux else f
-        return cls(values_only, family, seed, context, differentiate_f)
+        held = family if isinstance(family, Sequential) else family.detach()
+        return cls(values_only, held, seed, context, differentiate_f, make_q)
 
     def optimal_coefficients(self, estimator: Estimator, draws: int) -> Learned:
         """Return the coefficients of least variance from draws of `FIT_STREAM`."""
@@ -350,15 +371,18 @@ class TorchProblem(Problem):
         if isinstance(self.q, Sequential):
             return self._sequential_step(expectation, self.q, generator)
         logits = self.q.logits.detach().requires_grad_()
-        q = self.q.with_logits(logits)
-        own = [logits, *expectation.parameters()]
+
+        def make_q() -> Distribution:
+            made: Distribution = self.q if self.make_q is None else as_family(self.make_q())
+            return made if made.logits.requires_grad else made.with_logits(logits)
 
         def loss() -> Tensor:
-            mean: Tensor = expectation(self.f, q, context=self.context, generator=generator).mean()
+            mean: Tensor = expectation(self.f, make_q(), context=self.context, generator=generator).mean()
             return mean
 
-        inputs = [*own, *(_leaves(loss(), excluded=own) if self.differentiate_f else [])]
-        return lambda: torch.autograd.grad(loss(), inputs, allow_unused=True)
+        inputs = _leaves(loss() if self.differentiate_f else make_q().logits)
+        own = [] if self.differentiate_f else list(expectation.parameters())
+        return lambda: torch.autograd.grad(loss(), [*inputs, *own], allow_unused=True)
 
     def _sequential_step(
         self, expectation: Expectation, q: Sequential, generator: torch.Generator
@@ -436,10 +460,10 @@ class TorchProblem(Problem):
         return step
 
 
-def _leaves(result: Tensor, excluded: Sequence[Tensor]) -> list[Tensor]:
+def _leaves(result: Tensor, excluded: Sequence[Tensor] = ()) -> list[Tensor]:
     """Return the leaves of the graph of a result that require a gradient."""
     found: dict[int, Tensor] = {}
-    waiting, seen = [result.grad_fn], set()
+    waiting, seen = [torch.autograd.graph.get_gradient_edge(result).node], set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from doublecv.checks import check_returned_shape, split_aux
+from doublecv.checks import check_returned_shape, missing_gradient, split_aux
 from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, Evaluation, RelaxedEstimator
 from doublecv.exact import expected_value
@@ -128,14 +128,45 @@ class Watched:
 
 
 def evaluate(
-    f: CheckedFunction, x: Float[Tensor, "K *logits"]
+    f: CheckedFunction, x: Float[Tensor, "K *logits"], needed_by: Estimator | None = None
 ) -> tuple[Float[Tensor, "K *batch"], Float[Tensor, "K *logits"], Any]:
-    """Return f at the points x, its gradient in x and its auxiliary output; nothing else receives a gradient."""
+    """Return f at the points x, its gradient in x and its auxiliary output; nothing else receives a gradient.
+
+    Args:
+        f: the function.
+        x: the points.
+        needed_by: the estimator that needs the gradient, for the error if it is missing; None for no error.
+    """
     with torch.enable_grad():
         points = x.detach().requires_grad_()
         # f may change its argument in place, which a leaf does not allow.
         values, aux = f(points.clone())
+        if needed_by is not None:
+            check_gradient_exists(values, points, needed_by)
         return values, pointwise_gradient(values, points), aux
+
+
+def check_gradient_exists(values: Tensor, x: Tensor, estimator: Estimator) -> None:
+    """Raise if the graph of f shows that its gradient in x is zero everywhere and the estimator needs it.
+
+    Operations whose derivative is zero whatever the numbers are (a threshold, an index, rounding) end the search. A
+    gradient whose numbers are all 0 at these points is not missing.
+    """
+    target = torch.autograd.graph.get_gradient_edge(x).node
+    waiting, seen = [values.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is target:
+            return
+        if node is None or node in seen or node.name().rstrip("0123456789") in ZERO_DERIVATIVE:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    raise missing_gradient(estimator)
+
+
+ZERO_DERIVATIVE = frozenset(f"{name}Backward" for name in ("Ceil", "Floor", "Round", "Sgn", "Sign", "Trunc"))
+"""The nodes of operations that are constant between jumps; others of this kind, as comparisons, have no node."""
 
 
 def leaves_of(numbers: Mapping[str, Tensor], estimator: Estimator, q: Distribution) -> dict[str, Tensor]:
@@ -180,7 +211,7 @@ def evaluate_side(
     if estimator.needs.mean:
         with formulas(q):
             mean = q.mean
-        values, df, _ = evaluate(f, mean[None])
+        values, df, _ = evaluate(f, mean[None], estimator)
         f_mean, df_mean = values[0].detach(), df[0]
     if estimator.needs.expected_f:
         with torch.no_grad():
@@ -203,9 +234,15 @@ def _relaxed(
 ) -> tuple[Tensor, Tensor]:
     """Return the control variate at the relaxed points and its gradient in the logits of each."""
     f, points = _under_present_autocast(f, q), estimator.needs.relaxed_points
+
+    def relaxed_f(z: Tensor) -> Tensor:
+        values = f(z)[0]
+        check_gradient_exists(values, z, estimator)
+        return values
+
     with torch.enable_grad(), formulas(q):
         logits = q.broadcast_to((points, *q.batch_shape)).logits.detach().requires_grad_()
-        values = estimator.control(lambda z: f(z)[0], q.with_logits(logits), noise, x, numbers, context)
+        values = estimator.control(relaxed_f, q.with_logits(logits), noise, x, numbers, context)
         check_returned_shape("f at the relaxed points", values, (points, *q.batch_shape), q)
         gradient = pointwise_gradient(values, logits, create_graph=graph)
         return values if graph else values.detach(), gradient

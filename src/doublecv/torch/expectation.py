@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from doublecv.arrays import require_floating
 from doublecv.checks import check_estimator, check_function, check_pullback, check_sequential
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator, Evaluation, Learned
+from doublecv.estimators import Estimator, Evaluation, Learned, LinearEstimator, moments
 from doublecv.sequential import Sequential
 from doublecv.torch.drawing import Drawn, draw_path, uniform
 from doublecv.torch.evaluating import (
     Function,
     Watched,
+    check_gradient_exists,
     checked_function,
     evaluate,
     evaluate_side,
@@ -41,6 +43,12 @@ CHECK_EVERY = 200
 A check costs one more backward pass of f. It is also made whenever f has kept the samples themselves. What else f has
 kept, such as a hidden layer, is not seen: PyTorch adds up the gradients that reach it and does not tell where they came
 from.
+"""
+
+ALWAYS, EVERY = 32, 4
+"""The running averages of coefficients move in the first `ALWAYS` backward passes, then in every `EVERY`-th one.
+
+They run over hundreds of passes, and where the model is small, moving them takes longer than the rest of the formula.
 """
 
 
@@ -70,7 +78,7 @@ class Expectation(nn.Module):
 
     The numbers that the estimator learns are parameters of this module: hand `expectation.parameters()` to an optimizer
     together with the model's. Running averages are buffers, which move by themselves in the backward pass while the
-    module is in training mode, as those of batch normalization do.
+    module is in training mode, as those of batch normalization do; after the first 32 passes, in every fourth.
 
     From one forward and one backward pass of f, `backward` gives
 
@@ -133,7 +141,8 @@ class Expectation(nn.Module):
                 self._register(learned, torch.get_default_dtype(), None)
             return self
         family = _family(q)
-        held_context = None if context is None else context.detach()
+        self.estimator.check_family(family)
+        held_context = _held(context)
         if learned is not None:
             self.estimator.check_learned(learned)
         start = self.estimator.init(family.detach(), held_context) if learned is None else learned
@@ -192,15 +201,22 @@ class Expectation(nn.Module):
             return (value, aux) if has_aux else value
         numbers = leaves_of(learned.numbers, estimator, wide)
         # Copies, because the averages move in place and another backward pass may come.
-        averages = {name: value.detach().clone() for name, value in learned.averages.items()}
-        held = Learned(numbers, averages, learned.statistics)
-        context = None if context is None else context.detach()
+        if isinstance(estimator, LinearEstimator) and learned.averages and not (following and self._is_observing()):
+            coefficients = moments.coefficients(learned.averages).clone().unbind()
+            numbers = dict(zip(estimator.needs.coefficients, coefficients, strict=True))
+            held = Learned(numbers, {}, {})
+        else:
+            averages = {name: value.detach().clone() for name, value in learned.averages.items()}
+            held = Learned(numbers, averages, learned.statistics)
+        context = _held(context)
         side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
         rule = Rule(estimator, q.with_logits, held, pullback, self._report)
         x, channel = sample(rule, side, q.logits, samples, parameters)
         # A copy, because f may change its argument in place.
         values, aux = checked(x.clone() if estimator.needs.gradient else samples.clone())
         rule.check = watched.kept or self._passes % CHECK_EVERY == 0
+        if estimator.needs.gradient and rule.check:
+            check_gradient_exists(values, x, estimator)
         if estimator.needs.gradient and (has_aux or rule.check or estimator.needs.bound):
             rule.x = x
         value = mean(rule, values, channel)
@@ -229,14 +245,14 @@ class Expectation(nn.Module):
         checked = checked_function(f, wide, has_aux, q.logits.dtype)
         df = None
         if estimator.needs.gradient:
-            values, df, aux = evaluate(checked, x)
+            values, df, aux = evaluate(checked, x, estimator)
         else:
             values, aux = checked(x.clone())
         values = values.detach().to(torch.promote_types(values.dtype, wide.logits.dtype))
         learned = self.learned()
         wanted = {name: value.detach().requires_grad_() for name, value in learned.numbers.items()}
         numbers = leaves_of(wanted, estimator, wide)
-        context = None if context is None else context.detach()
+        context = _held(context)
         side = evaluate_side(checked, wide, noise, x, estimator, numbers, context, bool(numbers))
         size = max(1, prod(q.batch_shape))
         weight = torch.full(q.batch_shape, 1 / size, dtype=wide.logits.dtype, device=wide.logits.device)
@@ -289,6 +305,21 @@ class Expectation(nn.Module):
         noise = _checked_noise(wide, self.estimator, generator, noise)
         return Drawn(f, family, wide, noise, _draw(wide, noise, self.estimator))
 
+    def _is_observing(self) -> bool:
+        """Return whether the running averages move in the next backward pass."""
+        return self._passes < ALWAYS or self._passes % EVERY == 0
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Save the number of backward passes with the averages, so that a resumed run is the same run."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        if self._average_names:
+            destination[f"{prefix}passes"] = torch.tensor(self._passes)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Load the state; a state that holds only parameters and averages is also taken."""
+        self._passes = int(state_dict.pop(f"{prefix}passes", self._passes))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)  # type: ignore[no-untyped-call]
+
     def _register(self, start: Learned, dtype: torch.dtype, device: torch.device | None) -> None:
         for name in (*self._number_names, *self._average_names):
             delattr(self, name)
@@ -318,20 +349,23 @@ class Expectation(nn.Module):
                 f"expectation.init(q, context=...) once, before making the optimizer"
             )
 
-    def _report(self, statistics: Mapping[str, Tensor]) -> None:
+    def _report(self, statistics: Mapping[str, Any]) -> None:
         """Move the running averages after a backward pass, and watch whether the parameters move."""
         self._passes += 1
         if self.training and statistics:
             averages = {name: getattr(self, name) for name in self._average_names}
             some = next(iter(averages.values()))
-            cast = {name: value.to(some.dtype) for name, value in statistics.items()}
             if some.device.type == "cpu":
                 # A hundred operations on small arrays, which NumPy starts several times faster than PyTorch.
                 views = {name: value.numpy() for name, value in averages.items()}
-                moved = self.estimator.advance(views, {name: value.numpy() for name, value in cast.items()})
+                dtype = views[self._average_names[0]].dtype
+                moved = self.estimator.advance(
+                    views, {name: np.asarray(value, dtype=dtype) for name, value in statistics.items()}
+                )
                 for name, value in moved.items():
                     views[name][...] = value
             else:
+                cast = {name: value.to(some.dtype) for name, value in statistics.items()}
                 for name, value in self.estimator.advance(averages, cast).items():
                     averages[name].copy_(value)
         self._watch()
@@ -364,6 +398,16 @@ def _copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor
     return torch.as_tensor(value).detach().to(device=device, dtype=dtype, copy=True)
 
 
+def _held(context: Any) -> Tensor | None:
+    """Return the context, held constant."""
+    if context is None or isinstance(context, Tensor):
+        return _detached(context)
+    raise TypeError(
+        f"context must be a torch tensor [*batch, features], got {type(context).__name__}; convert it with "
+        f"torch.as_tensor"
+    )
+
+
 def _detached(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
 
@@ -390,6 +434,11 @@ def _check_no_transform() -> None:
 def _checked_noise(
     q: Distribution, estimator: Estimator, generator: torch.Generator | None, noise: Tensor | None
 ) -> Float[Tensor, "..."]:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, such as torch.Generator().manual_seed(0), got "
+            f"{type(generator).__name__}"
+        )
     if noise is None:
         logits = q.logits
         return torch.rand(estimator.noise_shape(q), dtype=logits.dtype, device=logits.device, generator=generator)
@@ -425,6 +474,8 @@ def fold(f: Callable[..., Any], *data: Any) -> Callable[[Any], Any]:
             return leaf.reshape(samples * batch, *leaf.shape[2:])
 
         def repeat(leaf: Tensor) -> Tensor:
+            if not isinstance(leaf, Tensor):
+                raise TypeError(f"data must be torch tensors, got {type(leaf).__name__}; close over anything else in f")
             if leaf.ndim == 0 or leaf.shape[0] != batch:
                 raise ValueError(f"data must have the batch axis {batch} in front, got shape {tuple(leaf.shape)}")
             return merge(leaf.expand(samples, *leaf.shape))

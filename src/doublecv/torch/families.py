@@ -24,6 +24,12 @@ def as_family(q: Any) -> Any:
         return Bernoulli(logits=base.logits)
     if isinstance(base, torch.distributions.OneHotCategorical):
         return Categorical(logits=base.logits)
+    if isinstance(base, torch.distributions.Categorical):
+        raise TypeError(
+            "q is a torch.distributions.Categorical, which draws indices; take doublecv.Categorical, which draws "
+            "one-hot vectors, with an axis of variables: doublecv.Categorical(logits=q.logits[..., None, :]) for one "
+            "per example"
+        )
     return q
 
 

@@ -14,6 +14,7 @@ from doublecv.checks import differentiated_twice, missing_gradient
 from doublecv.distributions import Distribution, event_size
 from doublecv.estimators import Estimator, Evaluation, Learned
 from doublecv.torch.evaluating import Side, formulas, only_where
+from doublecv.torch.small import Step, is_small, small_backward, smallest_weight
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -38,7 +39,7 @@ def gradients(
     """
     wanted = [name for name, value in learned.numbers.items() if value.requires_grad]
     absolute = weight.abs()
-    if estimator.needs.coefficients or not wanted:
+    if estimator.gives_derivatives or not wanted:
         with torch.no_grad(), formulas(q):
             applied = estimator.apply(q, evaluation, learned, absolute, context)
             if not (wanted and applied.derivatives):
@@ -136,7 +137,7 @@ class Rule:
     family: Callable[[Tensor], Distribution]
     learned: Learned
     pullback: Pullback | None
-    report: Callable[[Mapping[str, Tensor]], None]
+    report: Callable[[Mapping[str, Any]], None]
     check: bool = False
     x: Tensor | None = None
     values: Tensor | None = None
@@ -194,7 +195,7 @@ class _Sample(torch.autograd.Function):
         """Return the samples and zeros; what the formula needs is kept until the graph is freed."""
         ctx.rule = rule
         ctx.set_materialize_grads(False)
-        held = list(rule.learned.numbers.values())
+        held = list(rule.learned.numbers.values()) if parameters else []
         ctx.save_for_backward(logits, samples, *side, *held, *parameters)
         q = rule.family(logits)
         return samples.view_as(samples), torch.zeros(q.batch_shape, dtype=samples.dtype, device=logits.device)
@@ -209,37 +210,29 @@ class _Sample(torch.autograd.Function):
         if weight is None:
             return (None,) * (4 + len(parameters))
         assert rule.values is not None, "the weight and the values both come from the backward pass of mean"
-        given_weight = weight
-        q = rule.family(logits.detach()).widen().remember()
-        estimator, names = rule.estimator, list(rule.learned.numbers)
         with torch.no_grad():
-            values = rule.values.to(torch.promote_types(rule.values.dtype, q.logits.dtype))
-            # A batch element whose weight is too small to be divided by does not count.
-            tiny = torch.finfo(weight.dtype).smallest_normal * samples.shape[0] * 4
-            weight = torch.where(weight.abs() > tiny, weight, 0)
-            df = None
-            if estimator.needs.gradient:
-                weighted_df = _checked_gradient(rule, weighted_df, values, samples, weight)
-                scale = torch.where(weight == 0, 0, samples.shape[0] / weight)
-                df = masked(q, scale, weighted_df.to(samples.dtype))
-                if rule.gradient is not None:
-                    df = only_where(weight != 0, rule.gradient)
-            counts = weight != 0
-            values = only_where(counts, values)
-        # The control variate has a graph of its own, and gradients are off in a backward pass.
-        with torch.enable_grad():
-            side = side.only_where(counts)
-        learned = rule.learned._replace(numbers=dict(zip(names, held, strict=True)))
-        gradient, of_numbers, statistics = gradients(
-            estimator, q, side.evaluation(samples, values, df), learned, weight, side.context, rule.pullback
+            if rule.estimator.needs.gradient:
+                weighted_df = _checked_gradient(rule, weighted_df, samples, weight)
+        # Coefficients that are held fixed have no parameters.
+        numbers = dict(zip(rule.learned.numbers, held, strict=True)) if parameters else rule.learned.numbers
+        step = Step(
+            logits.detach(),
+            samples,
+            rule.values,
+            weight.detach(),
+            None if weighted_df is None else weighted_df.detach(),
+            rule.gradient,
+            side,
+            rule.learned._replace(numbers=numbers),
+            dict(zip(numbers, parameters, strict=True)) if parameters else {},
         )
+        backward = small_backward if is_small(rule.estimator, rule.pullback, step) else _backward
+        of_logits, of_numbers, statistics = backward(rule.estimator, rule.family, rule.pullback, step)
         with torch.no_grad():
             rule.report(statistics)
-            of_logits = masked(q, weight, gradient).to(logits.dtype)
-        of_numbers = total(of_numbers, dict(zip(names, parameters, strict=True)), weight)
-        of_parameters = [of_numbers.get(name) for name in names]
+        of_parameters = [of_numbers.get(name) for name in numbers] if parameters else []
         if torch.is_grad_enabled():
-            depends_on = [logits, *parameters, given_weight, *rule.connected]
+            depends_on = [logits, *parameters, weight, *rule.connected]
             rule.connected = ()
             if weighted_df is not None:
                 depends_on.append(weighted_df)
@@ -247,14 +240,45 @@ class _Sample(torch.autograd.Function):
         return None, None, of_logits, None, *of_parameters
 
 
-def _checked_gradient(
-    rule: Rule, weighted_df: Tensor | None, values: Tensor, samples: Tensor, weight: Tensor
-) -> Tensor:
+def _backward(
+    estimator: Estimator, family: Callable[[Tensor], Distribution], pullback: Pullback | None, step: Step
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradients in the logits and the numbers, and the statistics of this step."""
+    q = family(step.logits).widen().remember()
+    samples, weight, side = step.samples, step.weight, step.side
+    with torch.no_grad():
+        values = step.values.to(torch.promote_types(step.values.dtype, q.logits.dtype))
+        # A batch element whose weight is too small to be divided by does not count.
+        weight = torch.where(weight.abs() > smallest_weight(weight.dtype, samples.shape[0]), weight, 0)
+        counts, df = weight != 0, None
+        if estimator.needs.gradient:
+            assert step.weighted_df is not None
+            scale = torch.where(counts, samples.shape[0] / weight, 0)
+            df = masked(q, scale, step.weighted_df.to(samples.dtype))
+            if step.gradient is not None:
+                df = only_where(counts, step.gradient)
+        values = only_where(counts, values)
+    # The control variate has a graph of its own, and gradients are off in a backward pass.
+    with torch.enable_grad():
+        side = side.only_where(counts)
+    gradient, of_numbers, statistics = gradients(
+        estimator, q, side.evaluation(samples, values, df), step.learned, weight, side.context, pullback
+    )
+    with torch.no_grad():
+        of_logits = masked(q, weight, gradient).to(step.logits.dtype)
+    return of_logits, total(of_numbers, step.parameters, weight), statistics
+
+
+def _checked_gradient(rule: Rule, weighted_df: Tensor | None, samples: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient that the mean of f sent to the samples; raise if it is missing or has other parts."""
+    counts = bool(weight.any()) if rule.check else False
+    if weighted_df is None and counts:
+        # The graph of a compiled model does not show beforehand that nothing comes back.
+        raise missing_gradient(rule.estimator)
     total = torch.zeros_like(samples) if weighted_df is None else weighted_df
     if rule.excess is not None:
         total, rule.excess = total - rule.excess, None
-    if not rule.check or total.numel() == 0 or not bool(weight.any()):
+    if not counts or total.numel() == 0:
         return total
     if rule.expected is not None:
         size = rule.expected.abs().max()
@@ -265,9 +289,6 @@ def _checked_gradient(
                 "(values, aux) and the call has has_aux=True"
             )
         rule.expected = None
-    varies = values.shape[0] > 1 and bool((values != values[:1]).any())
-    if varies and not bool(total.any()):
-        raise missing_gradient(rule.estimator)
     return total
 
 
