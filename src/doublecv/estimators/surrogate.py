@@ -161,8 +161,8 @@ class LearnedSurrogate(Estimator):
         statistics_of_both = base.statistics | _prefixed(statistics)
         of_own = self._gradient_of_misfit(q, evaluation, own_units, own, context, weight, unit)
         if self.needs.derivatives:
-            of_base = base.derivatives or (lambda cotangent: {})
-            return Applied(gradient, statistics_of_both, lambda cotangent: of_base(cotangent) | of_own)
+            derivatives = base.derivatives or (lambda cotangent: {})
+            return Applied(gradient, statistics_of_both, lambda cotangent: derivatives(cotangent) | of_own)
         # Automatic differentiation finds the derivatives of the base, and these by a sum that is linear in them.
         loss = sum(xp.sum(learned.numbers[name] * xp.astype(value, unit.dtype)) for name, value in of_own.items())
         return Applied(gradient, statistics_of_both, None, loss if base.loss is None else loss + base.loss)
@@ -288,7 +288,7 @@ class _Fit(NamedTuple):
 
     def scale(self, factor: Float[Array, ""]) -> _Fit:
         """Return the surrogate times a number."""
-        return _Fit(*(factor * value for value in self[:4]), self.along)
+        return _Fit(factor * self.slope, factor * self.r, factor * self.dr, factor * self.w, self.along)
 
 
 def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any], context: Array) -> _Fit:

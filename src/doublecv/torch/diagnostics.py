@@ -370,10 +370,10 @@ class TorchProblem(Problem):
         expectation._watched = PATIENCE + 1, []
         if isinstance(self.q, Sequential):
             return self._sequential_step(expectation, self.q, generator)
-        logits = self.q.logits.detach().requires_grad_()
+        given, logits = self.q, self.q.logits.detach().requires_grad_()
 
         def make_q() -> Distribution:
-            made: Distribution = self.q if self.make_q is None else as_family(self.make_q())
+            made: Distribution = given if self.make_q is None else as_family(self.make_q())
             return made if made.logits.requires_grad else made.with_logits(logits)
 
         def loss() -> Tensor:
@@ -462,8 +462,11 @@ class TorchProblem(Problem):
 
 def _leaves(result: Tensor, excluded: Sequence[Tensor] = ()) -> list[Tensor]:
     """Return the leaves of the graph of a result that require a gradient."""
+    if not result.requires_grad:
+        return []
     found: dict[int, Tensor] = {}
-    waiting, seen = [torch.autograd.graph.get_gradient_edge(result).node], set()
+    waiting: list[Any] = [torch.autograd.graph.get_gradient_edge(result).node]
+    seen = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

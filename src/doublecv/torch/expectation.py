@@ -311,14 +311,14 @@ class Expectation(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Save the number of backward passes with the averages, so that a resumed run is the same run."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._average_names:
             destination[f"{prefix}passes"] = torch.tensor(self._passes)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Load the state; a state that holds only parameters and averages is also taken."""
         self._passes = int(state_dict.pop(f"{prefix}passes", self._passes))
-        super()._load_from_state_dict(state_dict, prefix, *arguments)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _register(self, start: Learned, dtype: torch.dtype, device: torch.device | None) -> None:
         for name in (*self._number_names, *self._average_names):

@@ -68,7 +68,7 @@ def is_small(estimator: Estimator, pullback: object | None, step: Step) -> bool:
 
 
 def small_backward(
-    estimator: Estimator, family: Callable[[Any], Distribution], pullback: None, step: Step
+    estimator: Estimator, family: Callable[[Any], Distribution], pullback: object | None, step: Step
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
     """Return the gradients in the logits and the numbers, and the statistics of this step as NumPy arrays."""
     K, wide = step.samples.shape[0], torch.promote_types(step.logits.dtype, torch.float32)
