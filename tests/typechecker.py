@@ -12,8 +12,12 @@ import inspect
 import sys
 from typing import Any, Self, get_type_hints
 
+from beartype import BeartypeConf
 from beartype.door import is_bearable
 from beartype.roar import BeartypeException
+
+CONFIGURATION = BeartypeConf(is_pep484_tower=True)
+"""An int is accepted where a float is annotated, as by static checkers."""
 
 
 @functools.cache
@@ -58,7 +62,7 @@ def _check(function, name, value, hints):
     if hints.get(name, Self) is Self:
         return
     try:
-        fits = is_bearable(value, hints[name])
+        fits = is_bearable(value, hints[name], conf=CONFIGURATION)
     except BeartypeException as error:
         raise TypeError(f"{function.__qualname__}: {name}: {hints[name]} cannot be checked: {error}") from error
     if not fits:
