@@ -37,7 +37,7 @@ LEFT_OUT = (
     Left("tests/lab/test_fuzz.py*", ("slow",), "the tests of data files and command lines, by hand"),
     Left("tests/lab/test_demo.py*", ("slow",), "the programs that the demo calls"),
     Left("tests/lab/variance/test_variance_command.py*", ("slow",), "the meter, in tests/diagnostics"),
-    Left("tests/lab/bench/test_harm.py*", ("slow",), "the solved coefficients, in tests/estimators/test_moments.py"),
+    Left("tests/lab/bench/test_harm.py::test_the_quadratic_form_*", ("slow",), "one problem, in the same file"),
     Left("tests/lab/train/test_training_estimators.py*", ("slow",), "the training step with a few estimators"),
     Left("tests/lab/train/test_train_command.py*", ("slow",), "the command line, without training"),
     Left("tests/estimators/test_rebar.py::test_*z_test*", ("slow",), "quadrature, which is exact, in the same file"),

@@ -53,6 +53,11 @@ class HarmRow:
     errors: tuple[float, ...]
 
     @property
+    def largest(self) -> float:
+        """Return the largest ratio."""
+        return float(np.nanmax(self.ratios))
+
+    @property
     def worst(self) -> float:
         """Return the largest ratio after two standard errors of its measurement are taken off."""
         return float(np.nanmax(np.asarray(self.ratios) - 2 * np.asarray(self.errors)))
@@ -69,7 +74,7 @@ class HarmRow:
 
 
 def main(settings: BenchSettings) -> None:
-    """Measure, print the table and write the JSON file."""
+    """Measure, print the table and write a JSON and a Markdown file."""
     from rich.console import Console
 
     console, rows = Console(), []
@@ -82,6 +87,7 @@ def main(settings: BenchSettings) -> None:
     if settings.out is not None:
         settings.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(settings.out, (json.dumps([*map(asdict, rows)], indent=2) + "\n").encode())
+        write_atomically(settings.out.with_suffix(".md"), markdown(rows).encode())
 
 
 def table(rows: list[HarmRow]) -> Table:
@@ -96,6 +102,45 @@ def table(rows: list[HarmRow]) -> Table:
         mean = float(np.mean([row.mean for row in own]))
         shown.add_row(name, f"{len(own)}", f"{worst.worst:.3g}", f"{above}", f"{mean:.3f}", worst.problem)
     return shown
+
+
+def markdown(rows: list[HarmRow]) -> str:
+    """Return the tables of a page: all problems of each estimator, and the problems of each kind.
+
+    >>> print(markdown([HarmRow("toy D=1", "rloo", (0, 1), (1.0, 0.5), (0.0, 0.1))]))
+    | estimator | problems | largest ratio | less 2 standard errors | mean ratio |
+    |---|---|---|---|---|
+    | `rloo` | 1 | 1.000 | 1.000 | 0.750 |
+    <BLANKLINE>
+    | largest and mean ratio | `rloo` |
+    |---|---|
+    | toy | 1.00, 0.75 (1) |
+    <BLANKLINE>
+    """
+    names = [*dict.fromkeys(row.estimator for row in rows)]
+    kinds = [*dict.fromkeys(row.problem.split()[0] for row in rows)]
+
+    def chosen(name: str, kind: str = "") -> list[HarmRow]:
+        return [row for row in rows if row.estimator == name and row.problem.startswith(kind)]
+
+    lines = ["| estimator | problems | largest ratio | less 2 standard errors | mean ratio |", "|---|---|---|---|---|"]
+    for name in names:
+        own = chosen(name)
+        largest, worst = max(row.largest for row in own), max(row.worst for row in own)
+        lines.append(f"| `{name}` | {len(own)} | {largest:.3f} | {worst:.3f} | {np.mean([r.mean for r in own]):.3f} |")
+    lines += [
+        "",
+        "| largest and mean ratio |" + "".join(f" `{name}` |" for name in names),
+        "|---" * (1 + len(names)) + "|",
+    ]
+    for kind in kinds:
+        cells = []
+        for name in names:
+            own = chosen(name, kind)
+            mean = float(np.mean([row.mean for row in own])) if own else float("nan")
+            cells.append(f"{max(row.largest for row in own):.2f}, {mean:.2f} ({len(own)})" if own else "")
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def measure(name: str, problem: HarmProblem, steps: int = STEPS, numbers: int = NUMBERS) -> HarmRow | None:
