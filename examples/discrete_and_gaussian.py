@@ -4,7 +4,7 @@ Each digit of 8 x 8 pixels has a categorical variable and two Gaussian ones whos
 reparameterised inside f, with noise from outside, and gets its ordinary gradient; the logits of the categorical get
 that of the estimator. Both come from one backward pass. Run
 
-    python examples/discrete_and_gaussian.py [--steps 800] [--figure discrete_and_gaussian.png]
+    python examples/discrete_and_gaussian.py [--steps 400] [--figure discrete_and_gaussian.png]
 """
 
 import math
@@ -54,7 +54,7 @@ def negative_elbo(parameters: Any, y: jax.Array, q: dcv.Categorical, noise: jax.
 
 
 def train(estimator: dcv.Estimator, steps: int) -> tuple[jax.Array, jax.Array]:
-    """Return the ELBO, and the variance of the gradient in the logits' weights over 10 estimates, at every step."""
+    """Return the ELBO, and the variance of the gradient in the logits' weights over 5 estimates, at every step."""
     expectation, optimizer = Expectation(estimator), optax.adam(5e-3)
 
     def loss(parameters: Any, learned: Any, key: jax.Array, y: jax.Array) -> jax.Array:
@@ -67,7 +67,7 @@ def train(estimator: dcv.Estimator, steps: int) -> tuple[jax.Array, jax.Array]:
         parameters, moments, learning = state
         y = IMAGES[jax.random.randint(key, (BATCH,), 0, len(IMAGES))]
         of_loss = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1)), in_axes=(None, None, 0, None))
-        values, found = of_loss(parameters, learning.learned, jax.random.split(key, 10), y)
+        values, found = of_loss(parameters, learning.learned, jax.random.split(key, 5), y)
         gradients, learned_gradients = jax.tree.map(lambda leaf: leaf[0], found)
         updates, moments = optimizer.update(gradients, moments)
         state = optax.apply_updates(parameters, updates), moments, expectation.update(learned_gradients, learning)
@@ -79,7 +79,7 @@ def train(estimator: dcv.Estimator, steps: int) -> tuple[jax.Array, jax.Array]:
     return jax.jit(lambda keys: jax.lax.scan(step, start, keys)[1])(jax.random.split(jax.random.key(1), steps))
 
 
-def main(steps: int = 800, figure: Path = Path("discrete_and_gaussian.png")) -> None:
+def main(steps: int = 400, figure: Path = Path("discrete_and_gaussian.png")) -> None:
     """Train with three estimators, print a table and draw a figure."""
     canvas, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     print("estimator            first ELBO  last ELBO  variance of the gradient of the logits' weights")

@@ -3,7 +3,7 @@
 The model explains each digit of 8 x 8 pixels by ten binary causes. Handlers of NumPyro turn model and guide into
 densities, and an `Expectation` takes the place of the discrete sample: no enumeration and no relaxation. Run
 
-    python examples/numpyro_guide.py [--steps 600] [--figure numpyro_guide.png]
+    python examples/numpyro_guide.py [--steps 300] [--figure numpyro_guide.png]
 """
 
 from functools import partial
@@ -62,7 +62,7 @@ def initial() -> dict[str, jax.Array]:
 
 
 def train(estimator: dcv.Estimator, steps: int) -> tuple[jax.Array, jax.Array]:
-    """Return the ELBO, and the variance of the gradient in all parameters over 10 estimates, at every step."""
+    """Return the ELBO, and the variance of the gradient in all parameters over 5 estimates, at every step."""
     expectation, optimizer = Expectation(estimator), optax.adam(1e-2)
 
     def loss(parameters: Any, learned: Any, key: jax.Array, y: jax.Array) -> jax.Array:
@@ -73,7 +73,7 @@ def train(estimator: dcv.Estimator, steps: int) -> tuple[jax.Array, jax.Array]:
         parameters, moments, learning = state
         y = IMAGES[jax.random.randint(key, (BATCH,), 0, len(IMAGES))]
         of_loss = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1)), in_axes=(None, None, 0, None))
-        values, found = of_loss(parameters, learning.learned, jax.random.split(key, 10), y)
+        values, found = of_loss(parameters, learning.learned, jax.random.split(key, 5), y)
         gradients, learned_gradients = jax.tree.map(lambda leaf: leaf[0], found)
         variance = sum(found[0][name].var(axis=0).sum() for name in ("guide weights", "guide bias"))
         updates, moments = optimizer.update(gradients, moments)
@@ -85,7 +85,7 @@ def train(estimator: dcv.Estimator, steps: int) -> tuple[jax.Array, jax.Array]:
     return jax.jit(lambda keys: jax.lax.scan(step, start, keys)[1])(jax.random.split(jax.random.key(1), steps))
 
 
-def main(steps: int = 600, figure: Path = Path("numpyro_guide.png")) -> None:
+def main(steps: int = 300, figure: Path = Path("numpyro_guide.png")) -> None:
     """Train with two estimators, print a table and draw a figure."""
     canvas, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     print("estimator            first ELBO  last ELBO  variance of the guide's gradient")

@@ -91,7 +91,7 @@ def the_reward_rises_and_baselines_help(output):
 
 SHORT = {
     "belief_net": (40, the_quadratic_form_has_less_variance(0.9)),
-    "spin_glass": (60, the_quadratic_form_has_less_variance(1.0)),
+    "spin_glass": (60, the_quadratic_form_has_less_variance(0.95)),
     "language_model": (60, the_reward_rises_and_baselines_help),
     "numpyro_guide": (60, the_quadratic_form_has_less_variance(0.8)),
     "discrete_and_gaussian": (60, the_quadratic_form_has_less_variance(1.0)),
