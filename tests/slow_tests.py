@@ -32,6 +32,7 @@ LEFT_OUT = (
     Left("tests/lab/train/test_devices.py*", ("slow",), "the training step on one device"),
     Left("tests/torch*/test_torch_distributed.py*", ("slow",), "the module in one process"),
     Left("tests/test_examples.py*", ("slow",), "the README's programs"),
+    Left("tests/test_get_started.py*", ("slow",), "the loops of test_jax_training.py and test_torch_training.py"),
     Left("tests/test_build.py*", ("slow",), "the package as it is installed for the tests"),
     Left("tests/test_core_fuzz.py*", ("slow",), "the tests of shapes, types and errors, by hand"),
     Left("tests/lab/test_fuzz.py*", ("slow",), "the tests of data files and command lines, by hand"),
