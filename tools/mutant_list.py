@@ -461,7 +461,7 @@ MUTANTS = [
     # Batch elements that do not count, narrow types, samples that f kept.
     Mutant("jax/rule.py", "jnp.sum(only_where(counts, derivative))", "jnp.sum(derivative)", MASKED),
     Mutant("jax/rule.py", "return jnp.ldexp(jnp.ones_like(size), exponent - 1)", "return jnp.ones_like(size)", NARROW),
-    Mutant("jax/rule.py", "number + unit * _total(", "number + _total(", NARROW),
+    Mutant("jax/rule.py", "number + unit * _total(", "number + _total(", EQUALITY),
     Mutant("torch/nodes.py", "only_where(weight != 0, derivative).sum()", "derivative.sum()", MASKED),
     Mutant(
         "torch/nodes.py",
@@ -469,7 +469,7 @@ MUTANTS = [
         "return torch.ones_like(size)",
         NARROW,
     ),
-    Mutant("torch/nodes.py", "[unit * derivative for derivative", "[1 * derivative for derivative", NARROW),
+    Mutant("torch/nodes.py", "[unit * derivative for derivative", "[1 * derivative for derivative", EQUALITY),
     Mutant("torch/evaluating.py", "new - old > sum(", "new - old > 1 + sum(", TORCH_AUX),
     Mutant("torch/expectation.py", "rule.check = watched.kept or", "rule.check =", TORCH_AUX),
     Mutant("torch/expectation.py", "or self._passes % CHECK_EVERY == 0", "", TORCH_AUX),
