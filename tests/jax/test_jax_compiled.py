@@ -62,15 +62,19 @@ def differences(name, samples, family, variables, batch):
     return [difference(*pair) for pair in zip(jax.tree.leaves(plain), jax.tree.leaves(compiled), strict=True)]
 
 
-SHAPES = ((2, 3, 20_000), (4, 3, 5_000), (4, 50, 20_000), (2, 50, 5_000))
+SHAPES = ((2, 3, 20_000), (4, 50, 5_000))
 """K, the number of variables, and the batch."""
+
+MORE_SHAPES = ((4, 3, 5_000), (2, 50, 20_000))
+"""For the estimator that was wrong and for one without a mean; a case takes three seconds, most of them to compile."""
 
 
 def cases():
-    for shape in SHAPES:
+    for shape in (*SHAPES, *MORE_SHAPES):
         for family in (dcv.Bernoulli, dcv.Categorical):
             for name in estimators.names(family):
-                yield name, shape[0], family, *shape[1:]
+                if shape in SHAPES or name in ("muprop", "quadratic-double-cv"):
+                    yield name, shape[0], family, *shape[1:]
 
 
 @pytest.mark.parametrize(("name", "samples", "family", "variables", "batch"), list(cases()))
