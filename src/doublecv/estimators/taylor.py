@@ -83,7 +83,7 @@ class DoubleCV(LinearEstimator):
         coupling: how the samples depend on each other; `Independent()`, `Antithetic()` or `DirichletCopula()`. Coupled
             samples support only Bernoulli.
         learning: see `LinearEstimator`. "moments" is the default, with which the variance was half as large as with a
-            descent over runs of `doublecv bench --harm`, and does not exceed that of RLOO; the paper has "gradient".
+            descent over 30 small training runs, and hardly ever above that of RLOO; the paper has "gradient".
     """
 
     learning: Learning = field(default="moments", kw_only=True)
