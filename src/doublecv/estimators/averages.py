@@ -56,9 +56,9 @@ def dot_correction(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Array
 def score_magnitude(
     q: Distribution,
     score: Float[Array, "K *logits"],
-    weight: Float[Array, "*n K *batch"],
+    weight: Float[Array, "*n_K_batch"],
     correction: Float[Array, "*logits"] | None = None,
-) -> Float[Array, "*n *batch"]:
+) -> Float[Array, "*n_batch"]:
     r"""Return :math:`\frac{1}{K^2} \sum_k w_k^2 \, s(x_k)^T s(x_k) + r^T r`, the size of a control variate's terms.
 
     Args:
