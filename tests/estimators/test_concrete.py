@@ -199,7 +199,8 @@ def test_nothing_is_nan_at_the_ends_of_logits_noise_and_temperature(family, kind
         numbers = learned.numbers | {"log_temperature": np.asarray(math.log(temperature))}
         results = everything(q.logits, jax.tree.map(jnp.float32, learned._replace(numbers=numbers)), w)
         assert results[0].gradient.dtype == jnp.float32
-        for leaf in jax.tree.leaves(results):
+        # The estimate also holds q, whose logits are infinite here.
+        for leaf in jax.tree.leaves((results[0]._replace(q=None), results[1])):
             assert np.all(np.isfinite(leaf))
 
 

@@ -66,7 +66,7 @@ def edit(folder, name, change):
         ),
         (
             lambda run: (run / "config.json").write_bytes(b"\xff"),
-            "config.json: found something else .*, wanted a JSON object",
+            "config.json, line 1: found something else .*, wanted a JSON object",
         ),
         (lambda run: os.truncate(run / "metrics.jsonl", 800), "line [0-9]+: found the end of the file"),
         (lambda run: digit(run / "metrics.jsonl"), "metrics.jsonl, line 1, field checksum"),

@@ -95,7 +95,9 @@ def read_fields(path: Path) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedFile(path, f"something else ({shortened(str(error))})", "a JSON object") from error
+        place = re.search(r"\(byte (\d+)\)", str(error))
+        line = content.count(b"\n", 0, int(place[1])) + 1 if place else None
+        raise DamagedFile(path, f"something else ({shortened(str(error))})", "a JSON object", line) from error
     if CHECKSUM in found:
         given = found.pop(CHECKSUM)
         if given != (computed := _document_checksum(found)):
