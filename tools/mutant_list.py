@@ -445,6 +445,7 @@ MUTANTS = [
         "        if (computed := _document_checksum(found)) is None:",
         RECORDS,
     ),
+    Mutant("lab/train/checkpoint.py", "DESCRIPTION, sealed=True)", "DESCRIPTION)", CHECKPOINT),
     Mutant("lab/train/checkpoint.py", "    if sorted(description) != FIELDS:", "    if not description:", CHECKPOINT),
     Mutant("lab/train/checkpoint.py", "array is None or array.shape != leaf.shape or", "array is None or", CHECKPOINT),
     Mutant("lab/train/checkpoint.py", '    if description["step"] != step_of(path):', "    if False:", CHECKPOINT),

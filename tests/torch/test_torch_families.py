@@ -75,5 +75,7 @@ def test_detach_holds_the_logits_of_either_kind_constant(case):
 
 
 def test_detach_of_something_else():
-    with pytest.raises(TypeError, match="q must be a distribution of doublecv, or Bernoulli or OneHotCategorical of torch, got Normal"):
+    with pytest.raises(
+        TypeError, match="q must be a distribution of doublecv, or Bernoulli or OneHotCategorical of torch, got Normal"
+    ):
         detach(distributions.Normal(0.0, 1.0))

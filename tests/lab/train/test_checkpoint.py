@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.records import seal_document
 from doublecv.lab.train import checkpoint
 
 IDENTITY = {"data": "tiny", "samples": 2, "kl": "sampled"}
@@ -76,6 +77,12 @@ def change(path, old, new):
     (path / "checkpoint.json").write_text(text.replace(old, new))
 
 
+def without_checksum(path):
+    content = json.loads((path / "checkpoint.json").read_text())
+    del content["checksum"]
+    (path / "checkpoint.json").write_text(json.dumps(content | {"step": 5}))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -83,11 +90,19 @@ def change(path, old, new):
         (cut_tensors, "state.safetensors has sha256"),
         (lambda path: (path / "state.safetensors").unlink(), "state.safetensors is missing"),
         (lambda path: (path / "checkpoint.json").unlink(), "checkpoint.json is missing"),
-        (lambda path: (path / "checkpoint.json").write_text('{"step": 1'), "checkpoint.json: found something else (Input data was truncated), wanted"),
+        (
+            lambda path: (path / "checkpoint.json").write_text('{"step": 1'),
+            "(Input data was truncated), wanted",
+        ),
         (lambda path: (path / "checkpoint.json").write_text("[]"), "wanted a JSON object"),
         (lambda path: change(path, '"step": 10', '"step": 11'), "checkpoint.json, field checksum"),
         (lambda path: change(path, '"metrics_bytes": 100', '"metrics_bytes": 50'), "checkpoint.json, field checksum"),
-        (lambda path: change(path, '"checksum"', '"checksun"'), "checkpoint.json has the fields"),
+        (lambda path: change(path, '"checksum"', '"checksun"'), "checkpoint.json, field checksum: found nothing"),
+        (
+            lambda path: (path / "checkpoint.json").write_bytes(seal_document({"step": 10})),
+            "checkpoint.json has the fields",
+        ),
+        (without_checksum, "checkpoint.json, field checksum: found nothing"),
         (lambda path: change(path, '"samples": 2', '"samples": 3'), "checkpoint.json, field checksum"),
     ],
 )

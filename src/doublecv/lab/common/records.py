@@ -86,8 +86,11 @@ def read_document(path: Path, schema: type[Document]) -> Document:
     return convert(path, read_fields(path), schema)
 
 
-def read_fields(path: Path) -> dict[str, Any]:
-    """Read a document as a dictionary, with its checksum compared and removed."""
+def read_fields(path: Path, sealed: bool = False) -> dict[str, Any]:
+    """Read a document as a dictionary, with its checksum compared and removed.
+
+    A document without a checksum, as version 0.1 wrote them, is read if it need not be `sealed`.
+    """
     with open_regular(path) as file:
         content = file.read(LARGEST_DOCUMENT + 1)
     if len(content) > LARGEST_DOCUMENT:
@@ -102,6 +105,8 @@ def read_fields(path: Path) -> dict[str, Any]:
         given = found.pop(CHECKSUM)
         if given != (computed := _document_checksum(found)):
             raise DamagedFile(path, f"a content with checksum {computed}", shown(given), None, CHECKSUM)
+    elif sealed:
+        raise DamagedFile(path, "nothing", "a checksum", None, CHECKSUM)
     return found
 
 

@@ -120,13 +120,12 @@ def load_newest(
 
 def _load(path: Path, like: Any, identity: Mapping[str, Any]) -> Checkpoint:
     try:
-        description = read_fields(path / DESCRIPTION)
+        description = read_fields(path / DESCRIPTION, sealed=True)
         content = (path / TENSORS).read_bytes()
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from error
     except InputError as error:
         raise Damaged(str(error)) from error
-    # `read_fields` removes the checksum, which covers all other fields, if it is there under its name.
     if sorted(description) != FIELDS:
         raise Damaged(f"{DESCRIPTION} has the fields {', '.join(description)}, expected {', '.join(FIELDS)}")
     if description["step"] != step_of(path):
