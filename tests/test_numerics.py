@@ -10,6 +10,7 @@ import doublecv as dcv
 import doublecv.jax
 import doublecv.torch
 from doublecv.arrays import namespace
+from noise_quadrature import given_noise
 from problems import BINARY, make_context, make_estimator, make_learned
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -45,13 +46,14 @@ class Case:
     def _in_jax(self, dtype):
         expectation = doublecv.jax.Expectation(self.estimator)
         learned, context = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (self.learned, self.context))
-        original = jax.random.uniform
-        jax.random.uniform = lambda key, shape, kind: jnp.asarray(self.noise, kind)
-        try:
-            q = dcv.Bernoulli(jnp.asarray(self.logits, dtype))
-            return expectation.estimate(lambda x: smooth(x, jnp), q, learned, KEY, context=context).gradient
-        finally:
-            jax.random.uniform = original
+        with given_noise(self.noise):
+            return jax.jit(
+                lambda logits: (
+                    expectation.estimate(
+                        lambda x: smooth(x, jnp), dcv.Bernoulli(logits), learned, KEY, context=context
+                    ).gradient
+                )
+            )(jnp.asarray(self.logits, dtype))
 
     def _in_torch(self, dtype):
         expectation = self.module(dtype)
@@ -84,8 +86,17 @@ def test_float32_agrees_with_float64_at_extreme_logits(name, largest, framework)
     assert np.linalg.norm(narrow - wide) < 1e-3 * np.linalg.norm(wide)
 
 
-def weighted_torch(case, f, loss):
-    """Return the gradients of a loss in the logits and the numbers, and the moved averages."""
+def weighted_torch(case, f, loss, numbers):
+    """Return the gradients of a loss in the logits and the numbers, and the moved averages, for each of `numbers`.
+
+    `f(x, number)` and `loss(value, number)` take a number, so that JAX compiles one program for all.
+    """
+    return [
+        _weighted_torch(case, lambda x, n=n: f(x, n), lambda v, n=n: loss(v, n)) for n in map(torch.tensor, numbers)
+    ]
+
+
+def _weighted_torch(case, f, loss):
     expectation = case.module().train()
     logits = torch.tensor(case.logits, requires_grad=True)
     options = {"context": case.torch_context("float64"), "noise": torch.tensor(case.noise)}
@@ -94,21 +105,22 @@ def weighted_torch(case, f, loss):
     return logits.grad.numpy(), numbers, {name: value.numpy() for name, value in expectation.named_buffers()}
 
 
-def weighted_jax(case, f, loss):
+def weighted_jax(case, f, loss, numbers):
     expectation = doublecv.jax.Expectation(case.estimator)
     learned, context = jax.tree.map(jnp.asarray, (case.learned, case.context))
-    original = jax.random.uniform
-    jax.random.uniform = lambda key, shape, kind: jnp.asarray(case.noise, kind)
-    try:
-        of_logits, of_learned = jax.grad(
-            lambda logits, learned: loss(expectation(f, dcv.Bernoulli(logits), learned, KEY, context=context)),
-            argnums=(0, 1),
-        )(jnp.asarray(case.logits), learned)
-    finally:
-        jax.random.uniform = original
     state = doublecv.jax.State(learned, expectation.optimizer.init(learned.numbers))
-    averages = expectation.update(of_learned, state).learned.averages
-    return tuple(jax.tree.map(np.asarray, each) for each in (of_logits, of_learned.numbers, averages))
+
+    @jax.jit
+    def run(logits, number):
+        def mean(logits, learned):
+            q = dcv.Bernoulli(logits)
+            return loss(expectation(lambda x: f(x, number), q, learned, KEY, context=context), number)
+
+        of_logits, of_learned = jax.grad(mean, argnums=(0, 1))(logits, learned)
+        return of_logits, of_learned.numbers, expectation.update(of_learned, state).learned.averages
+
+    with given_noise(case.noise):
+        return [jax.tree.map(np.asarray, run(jnp.asarray(case.logits), jnp.asarray(number))) for number in numbers]
 
 
 RUN = {"jax": weighted_jax, "torch": weighted_torch}
@@ -128,18 +140,15 @@ def test_a_masked_element_does_not_matter_even_if_f_is_not_finite_there(framewor
     case = Case(name, np.random.default_rng(1).normal(size=(4, 6)))
     pad = np.array([False, True, False, False])
 
-    def f_with(factor):
-        def f(x):
-            xp = namespace(x)
-            return smooth(x, xp) * xp.asarray(np.where(pad, factor, 1.0))
+    def f(x, factor):
+        xp = namespace(x)
+        return smooth(x, xp) * xp.where(xp.asarray(pad), factor, xp.ones_like(factor))
 
-        return f
-
-    def loss(value):
+    def loss(value, factor):
         xp = namespace(value)
         return xp.sum(xp.where(xp.asarray(pad), xp.zeros_like(value), value))
 
-    found, wanted = (RUN[framework](case, f_with(factor), loss) for factor in (np.nan, 1.0))
+    found, wanted = RUN[framework](case, f, loss, (np.nan, 1.0))
     assert not found[0][1].any()
     assert np.isfinite(found[0]).all()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, wanted)
@@ -150,17 +159,13 @@ def test_a_masked_element_does_not_matter_even_if_f_is_not_finite_there(framewor
 def test_a_vanishing_weight_counts_as_little_as_none(framework, name):
     case = Case(name, np.random.default_rng(1).normal(size=(2, 6)))
 
-    def f(x):
+    def f(x, weight):
         return smooth(x, namespace(x))
 
-    results = []
-    for scores in ([0.0, -90.0], [0.0, -900.0]):
-        weight = np.exp(np.array(scores))
+    def loss(value, weight):
+        return (value * weight).sum()
 
-        def loss(value, weight=weight):
-            return (value * namespace(value).asarray(weight)).sum()
-
-        results.append(RUN[framework](case, f, loss))
+    results = RUN[framework](case, f, loss, [np.exp(np.array(scores)) for scores in ([0.0, -90.0], [0.0, -900.0])])
     for leaf in jax.tree.leaves(results):
         assert np.isfinite(leaf).all()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-30), *results)
@@ -186,13 +191,10 @@ def test_the_temperature_is_learned_in_16_bits_from_an_f_of_any_size(size, famil
         if framework == "jax":
             expectation = doublecv.jax.Expectation(dcv.Rebar(4))
             learned = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), dcv.Rebar(4).init())
-            original = jax.random.uniform
-            jax.random.uniform = lambda key, shape, kind: jnp.asarray(noise, kind)
-            try:
-                q = family(jnp.asarray(logits, dtype))
-                found = expectation.estimate(f, q, learned, KEY).learned_gradient.numbers
-            finally:
-                jax.random.uniform = original
+            with given_noise(noise):
+                found = jax.jit(
+                    lambda logits, e=expectation, s=learned: e.estimate(f, family(logits), s, KEY).learned_gradient
+                )(jnp.asarray(logits, dtype)).numbers
         else:
             expectation = doublecv.torch.Expectation(dcv.Rebar(4))
             q = family(torch.tensor(logits, dtype=getattr(torch, dtype)))
