@@ -106,8 +106,12 @@ def test_the_same_numbers_in_every_array_library(name, library, x64):
     estimator, q, evaluation, *learned = random_case(name, 0)
     noise = np.random.default_rng(1).uniform(size=estimator.noise_shape(q))
     converted_q = dcv.Bernoulli(logits=convert(q.logits))
-    np.testing.assert_array_equal(np.asarray(estimator.draw(converted_q, convert(noise))), estimator.draw(q, noise))
     converted = changed(evaluation, **dict.fromkeys(("x", "f", "df", "f_mean", "df_mean"), convert))
-    wanted = gradient(estimator, q, evaluation, *learned)
-    got = gradient(estimator, converted_q, converted, *jax.tree.map(convert, learned))
-    np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-11, atol=1e-13)
+
+    def both(q, noise, evaluation, learned, context):
+        return estimator.draw(q, noise), gradient(estimator, q, evaluation, learned, context)
+
+    run = jax.jit(both) if library == "jax" else both
+    x, got = run(converted_q, convert(noise), converted, *jax.tree.map(convert, learned))
+    np.testing.assert_array_equal(np.asarray(x), estimator.draw(q, noise))
+    np.testing.assert_allclose(np.asarray(got), gradient(estimator, q, evaluation, *learned), rtol=1e-11, atol=1e-13)

@@ -49,12 +49,14 @@ def bias(mean, f, q):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("logits", [[0.8], [-1.3, 0.4]], ids=["D=1", "D=2"])
-def test_unbiased_by_quadrature_for_bernoulli(x64, kind, logits):
+@pytest.mark.parametrize(
+    ("logits", "temperature", "step"), [([0.8], 0.1, 0.06), ([-1.3, 0.4], 0.5, 0.25)], ids=["D=1", "D=2"]
+)
+def test_unbiased_by_quadrature_for_bernoulli(x64, kind, logits, temperature, step):
     q = dcv.Bernoulli(logits=jnp.array(logits))
     f = network(len(logits), 1).f
-    estimator, learned = make_relaxed(kind, q, cls=SMOOTH[kind], log_temperature=math.log(0.1), scale=0.8)
-    assert bias(quadrature_mean(estimator, f, q, learned, step=0.06), f, q) < 1e-6
+    estimator, learned = make_relaxed(kind, q, cls=SMOOTH[kind], log_temperature=math.log(temperature), scale=0.8)
+    assert bias(quadrature_mean(estimator, f, q, learned, step=step), f, q) < 1e-6
 
 
 @pytest.mark.parametrize("logits", [[0.8], [-1.3, 0.4]], ids=["D=1", "D=2"])
@@ -67,14 +69,14 @@ def test_unbiased_by_quadrature_over_all_the_noise_together(x64, logits):
 
 @pytest.mark.parametrize(
     ("kind", "logits", "temperature", "step"),
-    [("relax", [[0.7, -0.6]], 0.2, 0.06), ("rebar", [[0.3, -0.8, 0.5]], 1.0, 0.35)],
+    [("relax", [[0.7, -0.6]], 0.5, 0.15), ("rebar", [[0.3, -0.8, 0.5]], 1.0, 0.45)],
     ids=["relax, C=2", "rebar, C=3"],
 )
 def test_unbiased_by_quadrature_for_categorical(x64, kind, logits, temperature, step):
     q = dcv.Categorical(logits=jnp.array(logits))
     f = network(len(logits[0]), 2).f
     estimator, learned = make_relaxed(kind, q, cls=SMOOTH[kind], log_temperature=math.log(temperature), scale=0.8)
-    assert bias(quadrature_mean(estimator, f, q, learned, step, reach=20.0), f, q) < 1e-6
+    assert bias(quadrature_mean(estimator, f, q, learned, step, reach=18.0), f, q) < 1e-6
 
 
 @pytest.mark.parametrize("mutant", [ConditionalHeld, ConditionTurned, SameRelaxation])
@@ -195,8 +197,17 @@ def test_the_scale_of_zero_is_reinforce(x64):
 # The gradient of the learned
 
 
-@pytest.mark.parametrize("pulled_back", [False, True], ids=["norm in the logits", "norm pulled back"])
-@pytest.mark.parametrize(("kind", "family"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "family", "pulled_back"),
+    [
+        ("rebar", dcv.Bernoulli, False),
+        ("rebar", dcv.Bernoulli, True),
+        ("relax", dcv.Categorical, True),
+        pytest.param("relax", dcv.Bernoulli, False, marks=pytest.mark.slow),
+        pytest.param("relax", dcv.Bernoulli, True, marks=pytest.mark.slow),
+        pytest.param("relax", dcv.Categorical, False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_learned_gradient_is_that_of_the_squared_norm(x64, kind, family, pulled_back):
     f = problem_of(family).f
     q = family(logits=logits_of(family))

@@ -61,7 +61,7 @@ def test_the_seed_gives_other_weights():
     assert np.all(one != other)
 
 
-@pytest.mark.parametrize("family", [dcv.Bernoulli, dcv.Categorical])
+@pytest.mark.parametrize("family", [dcv.Bernoulli, pytest.param(dcv.Categorical, marks=pytest.mark.slow)])
 def test_jit_vmap_and_scan_agree(family):
     """A model whose control variate reads y, with the norm pulled back, for four sets of data."""
     event = (3,) if family is dcv.Bernoulli else (2, 3)
@@ -100,7 +100,7 @@ def test_jit_vmap_and_scan_agree(family):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow), jnp.float32])
 def test_the_gradient_has_the_type_of_the_logits_and_of_the_numbers(kind, dtype):
     q = bernoulli(2, 3)
     estimator, learned = make_relaxed(kind, q)
@@ -143,7 +143,7 @@ def mean_variance(estimator, learned, f, q, draws=20_000):
     return float(jnp.mean(jnp.var(gradient, axis=0)))
 
 
-@pytest.mark.parametrize(("variables", "factor"), [(1, 5.0), (10, 1.7)])
+@pytest.mark.parametrize(("variables", "factor"), [(1, 5.0), pytest.param(10, 1.7, marks=pytest.mark.slow)])
 def test_rebar_learns_on_the_toy_problem(variables, factor):
     """Learned temperature and scale divide the variance by at least `factor`."""
     q, f, estimator = dcv.Bernoulli(logits=jnp.zeros(variables)), toy(variables).f, dcv.Rebar()

@@ -82,7 +82,9 @@ def test_double_cv_takes_at_most_two_percent_more_flops(rloo, double_cv):
     assert flops(rloo) < flops(double_cv) < 1.02 * flops(rloo)
 
 
-@pytest.mark.parametrize("estimator", [dcv.DisARM(SAMPLES), dcv.ARMS(SAMPLES)], ids=str)
+@pytest.mark.parametrize(
+    "estimator", [dcv.DisARM(SAMPLES), pytest.param(dcv.ARMS(SAMPLES), marks=pytest.mark.slow)], ids=str
+)
 def test_coupled_samples_cost_no_product(estimator, rloo):
     program = compiled(estimator)
     assert matrix_products(program) == matrix_products(rloo)

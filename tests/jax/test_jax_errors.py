@@ -275,8 +275,8 @@ def test_no_gradient_where_none_is_needed(case):
 def test_a_gradient_that_is_zero_at_these_points(name):
     """f may be constant in one step, or flat at the corners: it is differentiable, so this is no mistake."""
     for flat in (lambda x: 0 * x.sum(-1), lambda x: (x**2 * (3 - 2 * x)).sum(-1)):
-        gradient = estimate(flat, Q, estimators.make(name, samples=2)).gradient
-        assert bool(jnp.all(jnp.isfinite(gradient)))
+        run = jax.jit(lambda q, flat=flat: estimate(flat, q, estimators.make(name, samples=2)).gradient)
+        assert np.all(np.isfinite(run(Q)))
 
 
 def alpha():

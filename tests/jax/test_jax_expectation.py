@@ -110,7 +110,7 @@ class TestLearnedNumbers:
         def squares(value):
             return (expectation.estimate(F, q, dcv.Learned({"alpha": value}, {}, {}), KEY).gradient ** 2).mean(-1)
 
-        wanted = jax.jacobian(squares)(learned.numbers["alpha"]) @ jnp.abs(weights)
+        wanted = jax.jit(jax.jacobian(squares))(learned.numbers["alpha"]) @ jnp.abs(weights)
         np.testing.assert_allclose(got.numbers["alpha"], wanted, rtol=1e-12)
 
     def test_pullback_takes_the_norm_of_the_encoders_gradient(self):
@@ -131,9 +131,13 @@ class TestLearnedNumbers:
         wanted = (encoder_norm(-0.6 + 1e-5) - encoder_norm(-0.6 - 1e-5)) / 2e-5
         got = jax.jit(jax.grad(loss, argnums=1))(weights, alpha(-0.6)).numbers["alpha"]
         np.testing.assert_allclose(got, wanted, rtol=1e-7)
-        logits, pullback = jax.vjp(lambda w: data @ w, weights)
-        explicit = expectation.estimate(F, dcv.Bernoulli(logits), alpha(-0.6), KEY, pullback=pullback)
-        np.testing.assert_allclose(explicit.learned_gradient.numbers["alpha"], wanted, rtol=1e-7)
+
+        @jax.jit
+        def explicit(weights):
+            logits, pullback = jax.vjp(lambda w: data @ w, weights)
+            return expectation.estimate(F, dcv.Bernoulli(logits), alpha(-0.6), KEY, pullback=pullback)
+
+        np.testing.assert_allclose(explicit(weights).learned_gradient.numbers["alpha"], wanted, rtol=1e-7)
 
     def test_a_pullback_is_refused_where_moments_are_learned(self):
         expectation, q, learned, _ = setup("quadratic-double-cv")
@@ -146,11 +150,17 @@ class TestLearnedNumbers:
     def test_the_averages_get_zeros_and_the_statistics_reach_the_update(self, name):
         expectation, q, learned, context = setup(name)
         state = expectation.init(q, context=context)._replace(learned=learned)
-        found = jax.jit(jax.grad(lambda learned: expectation(F, q, learned, KEY, context=context).mean()))(learned)
+
+        @jax.jit
+        def step(state):
+            found = jax.grad(lambda learned: expectation(F, q, learned, KEY, context=context).mean())(state.learned)
+            explicit = expectation.estimate(F, q, state.learned, KEY, context=context)
+            return found, expectation.update(found, state), explicit.evaluation
+
+        found, moved, evaluation = step(state)
         assert all(not np.any(leaf) for leaf in jax.tree.leaves(found.averages))
-        moved = expectation.update(found, state)
-        explicit = expectation.estimate(F, q, learned, KEY, context=context)
-        applied = expectation.estimator.apply(q, explicit.evaluation, learned, jnp.full(3, 1 / 3), context)
+        q, evaluation, learned, context = jax.tree.map(np.asarray, (q, evaluation, learned, context))
+        applied = expectation.estimator.apply(q, evaluation, learned, np.full(3, 1 / 3), context)
         wanted = expectation.estimator.advance(learned.averages, applied.statistics)
         for key, value in moved.learned.averages.items():
             np.testing.assert_allclose(value, wanted[key], rtol=1e-9, atol=1e-13)
@@ -161,18 +171,17 @@ class TestLearnedNumbers:
         """A user who hands all gradients to one optimizer, and calls `update`, has the averages of one who does not."""
         expectation, q, learned, _ = setup("quadratic-double-cv")
         state = expectation.init(q)._replace(learned=learned)
-        found = jax.grad(lambda learned: expectation(F, q, learned, KEY).mean())(learned)
+        found = jax.jit(jax.grad(lambda learned: expectation(F, q, learned, KEY).mean()))(learned)
         adam = optax.adam(0.1)
         updates, _ = adam.update(found, adam.init(learned))
         corrupted = optax.apply_updates(learned, updates)
         jax.tree.map(np.testing.assert_array_equal, corrupted.averages, learned.averages)
         # The statistics' own value is never read, so that a moved one changes nothing.
         assert any(np.any(leaf) for leaf in jax.tree.leaves(corrupted.statistics))
-        one, other = (expectation.estimate(F, q, each, KEY).gradient for each in (learned, corrupted))
-        np.testing.assert_array_equal(one, other)
-        after, wanted = (
-            expectation.update(found, state._replace(learned=each)).learned.averages for each in (corrupted, learned)
-        )
+        estimate = jax.jit(lambda learned: expectation.estimate(F, q, learned, KEY).gradient)
+        np.testing.assert_array_equal(estimate(learned), estimate(corrupted))
+        update = jax.jit(expectation.update)
+        after, wanted = (update(found, state._replace(learned=each)).learned.averages for each in (corrupted, learned))
         jax.tree.map(np.testing.assert_array_equal, after, wanted)
 
     def test_a_context_gets_no_gradient_nor_does_the_model_from_the_surrogate(self):
@@ -181,9 +190,14 @@ class TestLearnedNumbers:
         def loss(parameters, context, expectation, learned):
             return expectation(f_of(parameters), q, learned, KEY, context=context).mean()
 
-        of_model, of_context = jax.grad(loss, argnums=(0, 1))(model_parameters(), context, expectation, learned)
         rloo = Expectation(dcv.RLOO(4))
-        wanted = jax.grad(loss)(model_parameters(), None, rloo, rloo.init(q).learned)
+
+        @jax.jit
+        def both(parameters, context):
+            given = jax.grad(loss, argnums=(0, 1))(parameters, context, expectation, learned)
+            return given, jax.grad(loss)(parameters, None, rloo, rloo.init(q).learned)
+
+        (of_model, of_context), wanted = both(model_parameters(), context)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), of_model, wanted)
         np.testing.assert_array_equal(of_context, 0)
 
@@ -207,7 +221,11 @@ class TestWhatFMayBe:
         for name in ("reinforce", "rloo", "disarm", "arms"):
             expectation = Expectation(estimators.make(name, samples=2))
             learned = expectation.estimator.init()
-            gradient = jax.grad(lambda l, e=expectation, s=learned: e(f, dcv.Bernoulli(l), s, KEY).sum())(LOGITS)  # noqa: E741
+
+            def loss(logits, expectation=expectation, learned=learned):
+                return expectation(f, dcv.Bernoulli(logits), learned, KEY).sum()
+
+            gradient = jax.jit(jax.grad(loss))(LOGITS)
             assert np.all(np.isfinite(gradient))
             assert np.any(gradient != 0)
 
@@ -218,10 +236,11 @@ class TestWhatFMayBe:
         def f(x):
             return table[tuple(jnp.moveaxis(x.astype(int), -1, 0))]
 
-        def gradient(f):
-            return jax.grad(lambda logits: expectation(f, dcv.Bernoulli(logits), dcv.RLOO(3).init(), KEY).sum())(LOGITS)
+        def gradient(f, logits):
+            return jax.grad(lambda logits: expectation(f, dcv.Bernoulli(logits), dcv.RLOO(3).init(), KEY).sum())(logits)
 
-        np.testing.assert_allclose(gradient(f), gradient(lambda x: f(x).astype(x.dtype)))
+        both = jax.jit(lambda logits: (gradient(f, logits), gradient(lambda x: f(x).astype(x.dtype), logits)))
+        np.testing.assert_allclose(*both(LOGITS))
 
     def test_integers_and_keys_of_a_loop_inside_a_differentiated_scan(self):
         """What f closes over there is gone when JAX traces the backward rule, also integers and random keys."""
@@ -264,7 +283,7 @@ class TestWhatFMayBe:
         np.testing.assert_allclose(gradients[1], 3.0)
 
     def test_dependence_on_the_logits_is_added_and_detach_removes_it(self):
-        expectation, learned, q = Expectation(dcv.RLOO(4)), dcv.RLOO(4).init(), dcv.Bernoulli(jnp.asarray(LOGITS))
+        expectation, learned = Expectation(dcv.RLOO(4)), dcv.RLOO(4).init()
 
         def with_log_q(x, q):
             return x.sum(-1) ** 2 - q.log_prob(x)
@@ -273,11 +292,16 @@ class TestWhatFMayBe:
             q = dcv.Bernoulli(logits)
             return expectation(lambda x: with_log_q(x, of_q(q)), q, learned, KEY).sum()
 
-        explicit = expectation.estimate(lambda x: with_log_q(x, q), q, learned, KEY)
-        own = -(explicit.evaluation.x - q.mean).mean(0)
-        detached = jax.grad(value)(q.logits, lambda q: q.detach())
-        np.testing.assert_allclose(detached, explicit.gradient, rtol=1e-12)
-        np.testing.assert_allclose(jax.grad(value)(q.logits, lambda q: q), explicit.gradient + own, rtol=1e-12)
+        @jax.jit
+        def everything(logits):
+            q = dcv.Bernoulli(logits)
+            explicit = expectation.estimate(lambda x: with_log_q(x, q), q, learned, KEY)
+            given = jax.grad(value)(logits, lambda q: q.detach()), jax.grad(value)(logits, lambda q: q)
+            return explicit.gradient, -(explicit.evaluation.x - q.mean).mean(0), *given
+
+        gradient, own, detached, attached = everything(jnp.asarray(LOGITS))
+        np.testing.assert_allclose(detached, gradient, rtol=1e-12)
+        np.testing.assert_allclose(attached, gradient + own, rtol=1e-12)
 
     def test_f_is_called_once(self):
         calls = []
@@ -312,7 +336,7 @@ class TestWhatFMayBe:
             return jax.lax.scan(body, state, keys)[0]
 
         got, wanted = (
-            jax.grad(lambda s, l, loop=loop: trajectory(s, l, loop), argnums=(0, 1))(1.3, jnp.asarray(LOGITS))  # noqa: E741
+            jax.jit(jax.grad(lambda s, l, loop=loop: trajectory(s, l, loop), argnums=(0, 1)))(1.3, LOGITS)  # noqa: E741
             for loop in (scan, unrolled)
         )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14), got, wanted)
@@ -321,14 +345,14 @@ class TestWhatFMayBe:
         """Outside jit its f gets plain arrays."""
         expectation, q, learned = Expectation(dcv.RLOO(3)), dcv.Bernoulli(jnp.asarray(LOGITS)), dcv.RLOO(3).init()
         explicit = expectation.estimate(lambda x: jnp.asarray(np.asarray(x).sum(-1) ** 2), q, learned, KEY)
-        traced = expectation.estimate(lambda x: x.sum(-1) ** 2, q, learned, KEY)
+        traced = jax.jit(lambda q: expectation.estimate(lambda x: x.sum(-1) ** 2, q, learned, KEY))(q)
         np.testing.assert_allclose(explicit.gradient, traced.gradient)
 
 
 class TestUseOfTheResult:
     def test_result_used_twice_and_weights_of_zero(self):
         expectation, q = Expectation(dcv.DoubleCV(2, learning="gradient")), dcv.Bernoulli(jnp.asarray(LOGITS))
-        explicit = expectation.estimate(F, q, alpha(-1.0), KEY)
+        explicit = jax.jit(lambda q: expectation.estimate(F, q, alpha(-1.0), KEY))(q)
         weights = jnp.asarray([1.0, 0.0, 2.0])
 
         def twice(logits):
@@ -337,7 +361,7 @@ class TestUseOfTheResult:
 
         slope = 2 * explicit.value @ weights + 3
         np.testing.assert_allclose(
-            jax.grad(twice)(q.logits), slope * weights[:, None] * explicit.gradient, rtol=1e-12, atol=1e-14
+            jax.jit(jax.grad(twice))(q.logits), slope * weights[:, None] * explicit.gradient, rtol=1e-12, atol=1e-14
         )
 
     def test_the_result_held_constant(self):
@@ -346,7 +370,7 @@ class TestUseOfTheResult:
         def held(logits):
             return jax.lax.stop_gradient(expectation(F, dcv.Bernoulli(logits), alpha(0.0), KEY)).sum()
 
-        np.testing.assert_array_equal(jax.grad(held)(LOGITS), 0)
+        np.testing.assert_array_equal(jax.jit(jax.grad(held))(LOGITS), 0)
 
     def test_integer_labels(self):
         labels, expectation = jnp.asarray([0, 3, 1]), Expectation(dcv.DoubleCV(2, learning="gradient"))

@@ -59,7 +59,7 @@ def train(name, steps=STEPS, seed=0):
     return float(dcv.exact_mean(f_of(params), encode(params, y)).mean())
 
 
-FAST = ["double-cv", "quadratic-double-cv", "rebar", "surrogate-quadratic-double-cv"]
+FAST = ["double-cv", "rebar", "surrogate-quadratic-double-cv"]
 
 
 @pytest.fixture(scope="module")

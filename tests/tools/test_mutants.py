@@ -5,6 +5,8 @@ import pytest
 import mutants
 from mutant_list import MUTANTS, Mutant
 
+mutants.PROCESSES.set_forkserver_preload([])  # The project below imports nothing.
+
 
 def test_there_are_enough_and_no_two_are_the_same():
     assert len(MUTANTS) >= 60
