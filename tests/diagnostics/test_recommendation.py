@@ -25,12 +25,13 @@ class Clock:
 
 
 class Simulated(Problem):
-    """A problem with known variance and time: f takes `evaluation` seconds per sample."""
+    """A problem with known variance and time: f takes `evaluation` seconds per sample, and a formula `pair` seconds per pair."""
 
     q = dcv.Bernoulli(logits=np.zeros(3))
 
-    def __init__(self, clock, evaluation, gain, compilation=0.0):
+    def __init__(self, clock, evaluation, gain, compilation=0.0, pair=0.0):
         self.clock, self.evaluation, self.gain, self.compilation = clock, evaluation, gain, compilation
+        self.pair = pair
         self.longest_call = 0.0
 
     def spend(self, seconds):
@@ -38,11 +39,11 @@ class Simulated(Problem):
         self.longest_call = max(self.longest_call, seconds)
 
     def seconds(self, estimator):
-        formula = 2e-4 if estimator.needs.gradient else 1e-4
+        formula = 2e-4 + self.pair * estimator.samples**2 if estimator.needs.gradient else 1e-4
         return formula + self.evaluation * estimator.samples * (1.2 if estimator.needs.gradient else 1.0)
 
     def prepare(self, estimator, draws, steps):
-        self.spend(self.compilation)
+        self.spend(self.compilation + draws * self.seconds(estimator) * bool(estimator.needs.coefficients))
         return Prepared(NOTHING, "-")
 
     def measure(self, estimator, learned):
@@ -121,6 +122,15 @@ def test_the_budget(clock, evaluation, compilation, budget):
         # The budget was used.
         assert clock.now > 0.3 * budget
     assert ("a larger budget may find a better one" in found.sentence) == (len(found.comparison.rows) <= 12)
+
+
+@pytest.mark.parametrize("budget", [60.0, 90.0, 300.0])
+def test_the_budget_with_a_formula_whose_time_grows_faster_than_its_evaluations(clock, budget):
+    problem = Simulated(clock, 1e-4, gain=0.5, pair=1e-3)
+    found = recommended(problem, budget=budget)
+    largest = problem.seconds(dcv.QuadraticDoubleCV(64))
+    assert 0.3 * budget < clock.now <= budget + 2 * largest
+    assert "quadratic-double-cv with K = 64" in str(found)
 
 
 def test_a_budget_that_is_no_time(clock):

@@ -62,9 +62,11 @@ def recommend(
 ) -> Recommendation:
     """Measure candidates until the budget is used, then recommend one.
 
-    A candidate is measured if it can be expected to be ready within the budget, going by the candidates before it. The
-    first is measured in any case. Its coefficients are learned beforehand, because a run has learned them after a
-    while, and its time is that of a complete training step, because a run makes many.
+    A candidate is begun if it can be expected to be ready within the budget, going by the candidates before it, and is
+    given up if the first of its training steps show that it would not be: the time of some estimators grows faster than
+    their evaluations of f. The first candidate is measured in any case. The coefficients of a candidate are learned
+    beforehand, because a run has learned them after a while, and its time is that of a complete training step, because
+    a run makes many.
 
     Args:
         problem: f and q in one framework.
@@ -79,9 +81,7 @@ def recommend(
     entrants = candidates(problem, has_gradient(), estimators, samples)
     pilot, not_tried = _Pilot(problem, budget, end), []
     for entrant in entrants:
-        if pilot.has_time_for(entrant.estimator):
-            pilot.measure(entrant)
-        else:
+        if not pilot.measure(entrant):
             not_tried.append(f"{entrant.name} with K = {entrant.estimator.samples}")
     below = notes(problem, pilot.rows, [])
     if not_tried:
@@ -98,29 +98,32 @@ class _Pilot:
         self._steps: list[Callable[[], object]] = []
         self._longest = self._most_evaluations = 0.0
 
-    def has_time_for(self, estimator: AnyEstimator) -> bool:
-        """Return whether the candidate, and a round of timing after it, can be expected to end in time."""
-        if not self.rows:
-            return True
-        expected = self._longest * max(1.0, estimator.evaluations / self._most_evaluations)
-        round_of_timing = sum(row.seconds for row in self.rows)
-        return perf_counter() + expected + round_of_timing < self._end
-
-    def measure(self, entrant: Entrant) -> None:
-        """Learn the coefficients of a candidate, then measure its variance and, for the first time, its time."""
+    def measure(self, entrant: Entrant) -> bool:
+        """Learn the coefficients of a candidate and measure its variance and time; return whether there was time."""
         problem, estimator, begin = self._problem, entrant.estimator, perf_counter()
+        if not self._has_time(self._longest * max(1.0, estimator.evaluations / max(1.0, self._most_evaluations))):
+            return False
+        step = problem.step(estimator)
+        seconds = time_compiled(step)
+        # The state and the first draws take about a step each, and a program of each is compiled as the step's was.
+        compiling = perf_counter() - begin - 2 * seconds
+        if not self._has_time((self._draws() + DRAWS) * seconds + 2 * compiling):
+            return False
         prepared = problem.prepare(estimator, self._draws(), TRAINING_STEPS)
         draw = problem.measure(estimator, prepared.learned)
         meters = [draw(DRAWS, 0)]
         stop = begin + SHARE_OF_CANDIDATE * self._budget
         while DRAWS * len(meters) < self._draws() and perf_counter() < min(stop, self._end):
             meters.append(draw(DRAWS, len(meters)))
-        step = problem.step(estimator)
-        row = measured_row(entrant, prepared, reduce(merge, meters))
-        self.rows.append(replace(row, seconds=time_compiled(step)))
+        self.rows.append(replace(measured_row(entrant, prepared, reduce(merge, meters)), seconds=seconds))
         self._steps.append(step)
         self._longest = max(self._longest, perf_counter() - begin)
         self._most_evaluations = max(self._most_evaluations, estimator.evaluations)
+        return True
+
+    def _has_time(self, seconds: float) -> bool:
+        """Return whether so much work, and a round of timing after it, ends in time; the first candidate always does."""
+        return not self.rows or perf_counter() + seconds + sum(row.seconds for row in self.rows) < self._end
 
     def timed_rows(self) -> list[Row]:
         """Return the rows with the times of rounds in which all candidates take turns, if there is time for one."""
