@@ -113,7 +113,8 @@ MODULES = (
 @pytest.mark.parametrize("module", MODULES)
 def test_the_reference_has_every_public_name_of_a_module(documented, module):
     for name in public(import_module(f"doublecv.{module}")):
-        assert name in documented or name.replace(".distributions.", ".") in documented, name
+        # What the package itself offers is documented under the shorter name.
+        assert name in documented or f"doublecv.{name.rsplit('.', 1)[1]}" in documented, name
 
 
 def test_the_reference_has_every_estimator(documented):

@@ -71,8 +71,10 @@ def rloo():
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in BINARY if n != "rloo"]
 )
 def test_the_loop_trains_every_estimator(name, rloo):
-    """The loss ends as low as RLOO's, or close: the optimum is below 0.6, and the start at 1.25."""
-    end = train(name)
-    assert rloo < 0.8
-    # REINFORCE without a baseline learns more slowly.
-    assert end < rloo + (0.3 if name == "reinforce" else 0.05)
+    """The loss ends close to RLOO's, which falls from above 1 towards 0.
+
+    REINFORCE, REBAR and RELAX end 0.03 to 0.06 above it over five seeds: they have no leave-one-out baseline, or learn
+    their control variate only during these steps.
+    """
+    assert rloo < 0.15
+    assert train(name) < rloo + 0.1

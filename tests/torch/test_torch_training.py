@@ -44,8 +44,10 @@ def rloo():
 
 @pytest.mark.parametrize("name", [name for name in BINARY if name != "rloo"])
 def test_the_loop_trains_every_estimator(name, rloo):
-    """The loss ends as low as RLOO's, or close: the optimum is below 0.6, and the start at 1.25."""
-    end = train(name)
-    assert rloo < 0.8
-    # REINFORCE without a baseline learns more slowly.
-    assert end < rloo + (0.3 if name == "reinforce" else 0.05)
+    """The loss ends close to RLOO's, which falls from above 1 towards 0.
+
+    REINFORCE, REBAR and RELAX end above it: they have no leave-one-out baseline, or learn their control variate only
+    during these steps.
+    """
+    assert rloo < 0.15
+    assert train(name) < rloo + 0.1
