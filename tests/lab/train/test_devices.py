@@ -207,7 +207,7 @@ def test_two_processes_stop_together_and_go_on_to_the_losses_of_one(one, environ
     assert "written to" not in other_output
     assert_same_losses(folder, one)
     written = {path.name for path in folder.iterdir() if not path.name.startswith("checkpoint-")}
-    assert written == {"config.json", "metrics.jsonl", "pictures.png", "settings.json"}
+    assert written == {".metrics.lock", "config.json", "metrics.jsonl", "pictures.png", "settings.json"}
 
 
 def test_processes_with_other_arguments_are_told(environment, tmp_path):
