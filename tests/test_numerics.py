@@ -155,6 +155,25 @@ def test_a_masked_element_does_not_matter_even_if_f_is_not_finite_there(framewor
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("name", ["relax", "surrogate-quadratic-double-cv"])
+def test_a_masked_element_does_not_matter_even_if_its_context_is_not_finite(framework, name):
+    pad = np.array([False, True, False, False])
+    results = []
+    for filling in (np.nan, np.inf, 0.0):
+        case = Case(name, np.random.default_rng(1).normal(size=(4, 6)))
+        case.context = np.where(pad[:, None], filling, case.context)
+
+        def loss(value):
+            xp = namespace(value)
+            return xp.sum(xp.where(xp.asarray(pad), xp.zeros_like(value), value))
+
+        results.append(RUN[framework](case, lambda x: smooth(x, namespace(x)), loss))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results))
+    for result in results[:2]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), result, results[2])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("name", ["double-cv", "quadratic-double-cv", "surrogate-quadratic-double-cv"])
 def test_a_vanishing_weight_counts_as_little_as_none(framework, name):
     case = Case(name, np.random.default_rng(1).normal(size=(2, 6)))

@@ -246,9 +246,12 @@ class Expectation:
 
 
 def _held(context: Any) -> Any:
-    """Return the context, held constant."""
-    if context is None or isinstance(context, jax.Array | np.ndarray):
-        return jax.lax.stop_gradient(context)
+    """Return the context, held constant, with 0 where it is not finite."""
+    if context is None:
+        return None
+    if isinstance(context, jax.Array | np.ndarray):
+        # Any context is valid. NaN in padding that a mask removes would otherwise stay in the learned numbers.
+        return jax.lax.stop_gradient(jnp.where(jnp.isfinite(context), context, 0))
     raise TypeError(
         f"context must be a JAX array [*batch, features], got {type(context).__name__}; convert it with jnp.asarray"
     )

@@ -399,9 +399,13 @@ def _copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor
 
 
 def _held(context: Any) -> Tensor | None:
-    """Return the context, held constant."""
-    if context is None or isinstance(context, Tensor):
-        return _detached(context)
+    """Return the context, held constant, with 0 where it is not finite."""
+    if context is None:
+        return None
+    if isinstance(context, Tensor):
+        # Any context is valid. NaN in padding that a mask removes would otherwise stay in the learned numbers.
+        context = context.detach()
+        return torch.where(context.isfinite(), context, 0)
     raise TypeError(
         f"context must be a torch tensor [*batch, features], got {type(context).__name__}; convert it with "
         f"torch.as_tensor"
