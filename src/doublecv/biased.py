@@ -152,7 +152,10 @@ class ReinMax(BiasedEstimator):
     def backpropagate(
         self, q: Distribution, noise: Float[Array, "K ..."], x: Float[Array, "K *logits"], df: Float[Array, "K *logits"]
     ) -> Float[Array, "K *logits"]:
-        r"""Return :math:`(2 M((\mu + x_k) / 2) - M(\mu) / 2) \nabla f(x_k)`."""
+        r"""Return the estimate of each sample.
+
+        .. math:: \Big(2 M\big(\tfrac{\mu + x_k}{2}\big) - \tfrac12 M(\mu)\Big) \nabla f(x_k)
+        """
         return 2 * _covariance_product(q, (q.mean + x) / 2, df) - q.covariance_product(df) / 2
 
 

@@ -333,7 +333,10 @@ class Bernoulli(Distribution):
         return self.xp.sum(self.xp.log1p(self._exp_neg_abs) + distance * self.min_prob, axis=-1)
 
     def kl(self, other: Distribution) -> Float[Array, "*batch"]:
-        r"""Return :math:`\sum_i \mu_i \log(\mu_i / \mu'_i) + (1 - \mu_i) \log((1 - \mu_i) / (1 - \mu'_i))`."""
+        r"""Return the Kullback-Leibler divergence.
+
+        .. math:: \sum_i \mu_i \log\frac{\mu_i}{\mu'_i} + (1 - \mu_i) \log\frac{1 - \mu_i}{1 - \mu'_i}
+        """
         self._check_same_family(other)
         assert isinstance(other, Bernoulli)
         of_one, of_zero = self._surprises

@@ -31,7 +31,8 @@ def visit(pages, address):
     """Open a page of the site by name; nothing may be requested from another host, and no page may complain."""
     yield lambda name, width=WIDE: pages.open(f"{address}/{name}.html", width)
     assert [url for url in pages.requests if not url.startswith((f"{address}/", "data:"))] == []
-    assert pages.complaints == []
+    # Sphinx's search takes the dots of a module's anchor for classes; it then shows the beginning of the page.
+    assert [text for text in pages.complaints if not text.startswith("Anchored content block not found")] == []
 
 
 def typeset(page):
@@ -52,7 +53,7 @@ def cut_off(page):
         if (box.width === 0 || !sticksOut(box)) return false;
         const scrolls = (node) => ['auto', 'scroll'].includes(getComputedStyle(node).overflowX);
         for (let node = element.parentElement; !node.matches('.content'); node = node.parentElement) {
-            if (scrolls(node)) return sticksOut(node.getBoundingClientRect());
+            if (scrolls(node) && !sticksOut(node.getBoundingClientRect())) return false;
         }
         return true;
     }).map((element) => element.outerHTML.slice(0, 200))"""
@@ -89,11 +90,11 @@ def test_the_figures_are_there(visit, name):
 
 
 def test_the_measured_table_has_a_row_for_each_estimator(visit):
-    rows = visit("which-estimator").locator(".cell_output table tbody tr").all()
-    cells = [row.locator("th, td").all_text_contents() for row in rows]
-    variances = {row[0]: float(row[2].split("±")[0]) for row in cells}
-    assert variances["rloo"] == 1
-    assert variances["quadratic-double-cv"] < variances["double-cv"]
+    table = visit("which-estimator").locator(".cell_output pre").first.text_content()
+    header, *rows = (line.split() for line in table.splitlines() if line and not line.startswith("state "))
+    relative = {row[0]: float(row[header.index("relative")]) for row in rows}
+    assert relative["rloo"] == 1
+    assert relative["quadratic-double-cv"] < relative["double-cv"] < 1
 
 
 def test_search_finds(visit):
@@ -109,9 +110,11 @@ def test_search_finds(visit):
 def test_a_tab_shows_its_framework_and_keeps_it(visit):
     page = visit("get-started")
     page.locator("label.sd-tab-label", has_text="PyTorch").first.click()
-    shown = [tab.text_content() for tab in page.locator(".sd-tab-content").all() if tab.is_visible()]
-    assert shown
-    assert all("torch" in text for text in shown)
+    tabs = page.locator(".sd-tab-content").all()
+    shown = [tab.text_content() for tab in tabs if tab.is_visible()]
+    assert len(shown) == len(tabs) / 2
+    assert "import torch" in shown[0]
+    assert not any("jax" in text for text in shown)
 
 
 def test_a_request_to_another_host_and_a_complaint_are_recorded(pages, tmp_path):

@@ -148,7 +148,10 @@ class WeightedScores(Parts):
         return g0, h | {name: h[name] - r for name, r in self.corrections.items()}
 
     def combine(self, coefficients: Mapping[str, Any]) -> Float[Array, "*logits"]:
-        r"""Return :math:`\frac{1}{K} \sum_k (w_{0k} + \sum_i c_i w_{ik}) s(x_k) - \sum_i c_i r_i`."""
+        r"""Return the estimate with all control variates.
+
+        .. math:: \frac{1}{K} \sum_k \big(w_{0k} + \sum_i c_i w_{ik}\big) s(x_k) - \sum_i c_i r_i
+        """
         if self._is_fused:
             terms = (coefficients[name] * weight for name, weight in self.weights.items())
             weight = sum(terms, start=self.weight_of_g0)

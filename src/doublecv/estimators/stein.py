@@ -60,7 +60,10 @@ def linear_values(
 
 
 def gibbs_stein(q: Distribution, x: Float[Array, "*points"], h: NeighborValues) -> Float[Array, "*shape"]:
-    r"""Return :math:`(A h)(x) = \frac{1}{D} \sum_i \sum_{y_i} q(y_i) [h(y_i, x_{-i}) - h(x)]`."""
+    r"""Apply the operator A to a function h.
+
+    .. math:: (A h)(x) = \frac{1}{D} \sum_i \sum_{y_i} q(y_i) [h(y_i, x_{-i}) - h(x)]
+    """
     change = h.neighbors - constant_values(q, h.here).neighbors
     # The flipped bit has probability 1 - mu where x = 1 and mu where x = 0, which is |x - mu|.
     probability = q.xp.abs(q.score(x)) if isinstance(q, Bernoulli) else q.mean

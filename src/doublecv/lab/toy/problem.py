@@ -48,7 +48,10 @@ class ToyProblem:
         return 2 / x.shape[-1] * (x - self.target)
 
     def expected_f(self, q: Distribution) -> Float[Array, "*batch"]:
-        r"""Return :math:`E_q f = \frac{1}{D} \sum_i \mu_i (1 - p_0)^2 + (1 - \mu_i) p_0^2`."""
+        r"""Return the exact mean of f.
+
+        .. math:: E_q f = \frac{1}{D} \sum_i \mu_i (1 - p_0)^2 + (1 - \mu_i) p_0^2
+        """
         return (q.mean * (1 - self.target) ** 2 + (1 - q.mean) * self.target**2).mean(-1)
 
     def slope(self, q: Bernoulli) -> float:
