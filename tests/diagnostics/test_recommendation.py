@@ -25,7 +25,7 @@ class Clock:
 
 
 class Simulated(Problem):
-    """A problem with known variance and time: f takes `evaluation` seconds per sample, and a formula `pair` seconds per pair."""
+    """A problem with known variance and time, which is `evaluation` per sample and, in formulas, `pair` per pair."""
 
     q = dcv.Bernoulli(logits=np.zeros(3))
 

@@ -16,7 +16,7 @@ from doublecv.diagnostics.timing import median_times, time_compiled
 from doublecv.estimators import Estimator
 
 CANDIDATES = ("rloo", "quadratic-double-cv", "arms", "double-cv")
-"""The estimators of the pilot run, in the order in which they are measured: what a short budget reaches differs most."""
+"""The estimators of the pilot run, in the order in which they are measured: the first ones differ most."""
 
 SIMPLE_FIRST = ("rloo", "arms", "double-cv", "quadratic-double-cv")
 """The same from simple to complex. Among equals the simpler one is recommended."""
@@ -125,7 +125,7 @@ class _Pilot:
         return True
 
     def _has_time(self, seconds: float) -> bool:
-        """Return whether so much work, and a round of timing after it, ends in time; the first candidate always does."""
+        """Return whether so much work and a round of timing end in time; the first candidate is always measured."""
         return not self.rows or perf_counter() + seconds + sum(row.seconds for row in self.rows) < self._end
 
     def timed_rows(self) -> list[Row]:
