@@ -11,12 +11,9 @@ two drawings beside it.
 import sys
 from pathlib import Path
 
-import matplotlib
-import matplotlib.pyplot as plt
-
-from doublecv.lab.common.style import appearance
+from doublecv.lab.common.charts import appearance, write_figure
 from doublecv.lab.report import render
-from doublecv.lab.report.charts import STYLE, training_charts
+from doublecv.lab.report.charts import training_charts
 
 EVERY = 50_000
 """The steps between the rows of the table; the last evaluation of each run is also shown."""
@@ -46,11 +43,7 @@ def main(sweep):
     text = table(cells)
     for metric, title in CHARTS.items():
         (chart,) = training_charts(cells, metric, title)
-        with matplotlib.rc_context(STYLE):
-            figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-            chart.draw(axes)
-            axes.legend()
-            figure.savefig(RESULTS / f"long_runs_{metric}.svg", metadata={"Date": None})
+        write_figure([chart], title, RESULTS / f"long_runs_{metric}.svg")
         text += f"\n```{{figure}} results/long_runs_{metric}.svg\n:alt: {chart.description}\n\n"
         text += f"{title}. {chart.reading}\n```\n"
     (RESULTS / "long_runs.md").write_text(text)

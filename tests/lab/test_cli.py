@@ -11,7 +11,7 @@ from dataclasses import fields
 import pytest
 
 from doublecv import __version__
-from doublecv.lab.cli import COMMANDS, load, main
+from doublecv.lab.cli import COMMANDS, main, settings_class
 from doublecv.lab.common.options import parse
 
 SMALL = ["toy", "--dimension", "2", "--iterations", "4", "--every", "2", "--seeds", "1", "--draws", "10"]
@@ -200,26 +200,15 @@ def test_help_is_one_that_a_person_likes(name, capsys):
     (example,) = examples(shown)
     words = shlex.split(example)
     assert words[0] == name
-    assert parse(load(COMMANDS[name].settings), f"doublecv {name}", words[1:])
+    assert parse(settings_class(name), f"doublecv {name}", words[1:])
     helps = re.findall(r"^  (--[\w-]+|[A-Z]+)", shown, re.MULTILINE)
-    assert len(helps) >= len(fields(load(COMMANDS[name].settings)))
+    assert len(helps) >= len(fields(settings_class(name)))
 
 
 def test_the_programs_own_help_has_an_example_that_it_takes(capsys):
     main(["--help"])
     ((name, *words),) = map(shlex.split, examples(capsys.readouterr().out))
-    parse(load(COMMANDS[name].settings), f"doublecv {name}", words)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_commands_and_options(shell, capsys):
-    main(["--print-completion", shell])
-    script = capsys.readouterr().out
-    assert all(word in script for word in [*COMMANDS, "--estimator", "fashion-mnist"])
-
-
-def test_an_unknown_shell_is_one_line(capsys):
-    assert "unknown shell 'ksh'" in error_of(["--print-completion", "ksh"], capsys)
+    parse(settings_class(name), f"doublecv {name}", words)
 
 
 @pytest.mark.parametrize(

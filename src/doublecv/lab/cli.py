@@ -12,27 +12,21 @@ from doublecv.lab.common.errors import InputError, unknown_name
 
 
 class Command(NamedTuple):
-    """A program of the laboratory: the dataclass of its settings, the function that takes them, and its summary."""
+    """A program of the laboratory: the class of its settings, the module whose `main` takes them, and its summary."""
 
     settings: str
-    main: str
+    program: str
     summary: str
 
 
-def _command(package: str, settings: str, summary: str) -> Command:
-    return Command(f"doublecv.lab.{package}.{settings}", f"doublecv.lab.{package}.command:main", summary)
-
-
 COMMANDS = {
-    "toy": _command("toy", "problem:ToySettings", "run the paper's toy problem: variance and learning curves"),
-    "data": _command("data", "command:DataSettings", "list the image data sets, and whether each is here and intact"),
-    "train": _command("train", "settings:TrainSettings", "train a variational autoencoder with discrete latents"),
-    "variance": _command(
-        "variance", "command:VarianceSettings", "measure the variance of estimators in trained models"
-    ),
-    "bench": _command("bench", "results:BenchSettings", "measure milliseconds per training step, for every estimator"),
-    "reproduce": _command("sweep", "command:ReproduceSettings", "run the paper's experiments, here or on a cluster"),
-    "report": _command("report", "command:ReportSettings", "compare the results of reproduce with the paper's"),
+    "toy": Command("toy.problem:ToySettings", "toy.command", "run the paper's toy problem: variance, learning curves"),
+    "data": Command("data.command:DataSettings", "data.command", "list the data sets, and whether each is intact"),
+    "train": Command("train.settings:TrainSettings", "train.command", "train an autoencoder with discrete latents"),
+    "variance": Command("variance.command:VarianceSettings", "variance.command", "measure variances in trained models"),
+    "bench": Command("bench.results:BenchSettings", "bench.command", "measure the time per training step"),
+    "reproduce": Command("sweep.command:ReproduceSettings", "sweep.command", "run the paper's experiments"),
+    "report": Command("report.render:ReportSettings", "report.render", "compare the results with the paper's"),
 }
 
 
@@ -45,14 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(_help())
         elif name == "--version":
             print(f"doublecv {__version__}")
-        elif name == "--print-completion":
-            _print_completion(*rest[:1])
-        elif name.startswith("-"):
-            raise unknown_name("option", name, ("--help", "--version", "--print-completion"))
-        elif name not in COMMANDS:
-            raise unknown_name("command", name, COMMANDS)
-        else:
+        elif name in COMMANDS:
             run(name, rest)
+        elif name.startswith("-"):
+            raise unknown_name("option", name, ("--help", "--version"))
+        else:
+            raise unknown_name("command", name, COMMANDS)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "doublecv"):
@@ -69,33 +61,14 @@ def run(name: str, words: Sequence[str]) -> None:
     """Parse and check the words of a command, then import its program and run it."""
     from doublecv.lab.common.options import parse
 
-    command = COMMANDS[name]
-    settings = parse(load(command.settings), f"doublecv {name}", words)
-    load(command.main)(settings)
+    settings = parse(settings_class(name), f"doublecv {name}", words)
+    import_module(f"doublecv.lab.{COMMANDS[name].program}").main(settings)
 
 
-def load(path: str) -> Any:
-    """Return the object at MODULE:NAME."""
-    module, _, attribute = path.partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def _print_completion(shell: str = "bash") -> None:
-    """Print the script that completes commands and options in a shell."""
-    import argparse
-
-    import shtab
-
-    from doublecv.lab.common.options import make_parser
-
-    if shell not in shtab.SUPPORTED_SHELLS:
-        raise unknown_name("shell", shell, shtab.SUPPORTED_SHELLS)
-    parser = argparse.ArgumentParser(prog="doublecv")
-    commands = parser.add_subparsers()
-    for name, command in COMMANDS.items():
-        parent = make_parser(load(command.settings), f"doublecv {name}")
-        commands.add_parser(name, parents=[parent], add_help=False, help=command.summary)
-    print(shtab.complete(parser, shell))
+def settings_class(name: str) -> Any:
+    """Return the class of the settings of a command."""
+    module, _, attribute = COMMANDS[name].settings.partition(":")
+    return getattr(import_module(f"doublecv.lab.{module}"), attribute)
 
 
 def _fail(prog: str, message: str) -> NoReturn:
@@ -105,7 +78,7 @@ def _fail(prog: str, message: str) -> NoReturn:
 
 def _help() -> str:
     commands = "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
-    return f"""usage: doublecv [--help] [--version] [--print-completion SHELL] COMMAND ...
+    return f"""usage: doublecv [--help] [--version] COMMAND ...
 
 Low-variance, unbiased gradients of expectations under discrete distributions: the laboratory.
 

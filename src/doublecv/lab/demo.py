@@ -9,16 +9,19 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from doublecv.lab.common.style import appearance
+from doublecv.lab.common.charts import Chart, Line, appearance, write_figure
 from doublecv.lab.common.tables import Table, number, significant, words
 from doublecv.lab.train.command import run_with_progress
-from doublecv.lab.train.results import TrainResult, write_overview
+from doublecv.lab.train.results import TrainResult
 from doublecv.lab.train.settings import TrainSettings
 
 FIGURE = Path("demo") / "digits.png"
 
 ESTIMATORS = ("rloo", "disarm", "double-cv", "quadratic-double-cv", "surrogate-quadratic-double-cv")
 """The baseline first; all others are relative to it."""
+
+PANELS = {"encoder_variance": "variance of the encoder's gradient", "elbo": "training ELBO"}
+"""The metrics that are drawn, with the labels of their axes."""
 
 SETTINGS = TrainSettings(
     dataset="digits", network="linear", steps=2000, record_every=100, evaluate_every=2000, bound_samples=10
@@ -30,7 +33,8 @@ def main() -> None:
     results = [run_with_progress(replace(SETTINGS, estimator=name), None)[0] for name in ESTIMATORS]
     Console().print(summary(results))
     FIGURE.parent.mkdir(exist_ok=True)
-    write_overview(results, FIGURE)
+    title = f"{SETTINGS.dataset}, {SETTINGS.network} VAE, K = {SETTINGS.samples}"
+    write_figure([chart(results, *each) for each in PANELS.items()], title, FIGURE)
     print(f"{FIGURE} shows the curves over the steps")
 
 
@@ -51,6 +55,15 @@ def summary(results: Sequence[TrainResult]) -> Table:
         "encoder's gradient is a mean over the second half of them"
     )
     return Table.of("demo", f"The gradient's variance and what it costs, K = {SETTINGS.samples}", caption, rows)
+
+
+def chart(results: Sequence[TrainResult], metric: str, label: str) -> Chart:
+    """Return the chart of a metric over the steps, one line per result."""
+    lines = []
+    for result in results:
+        steps, values = result.curve(metric)
+        lines.append(Line(*appearance(result.settings.estimator), np.array(steps), np.array([values])))
+    return Chart(label, lines, "step", label, log=metric == "encoder_variance")
 
 
 def late_variance(result: TrainResult) -> float:

@@ -55,20 +55,6 @@ def test_a_tie_neither_agrees_nor_disagrees():
     assert found.tau == pytest.approx(2 / 3)
 
 
-def test_only_clear_pairs_are_clear():
-    """a and b are apart by 0.1 / sqrt(0.02) < 2 standard errors in the paper, b and c by 14 in both."""
-    found = order_agreement(ranked(a=1, b=2, c=0), ranked(a=2.1, b=2.0, c=1))
-    assert (found.pairs, found.agreeing) == (3, 2)
-    assert (found.clear, found.clear_agreeing) == (2, 2)
-    reversed_order = order_agreement(ranked(a=0, b=1), ranked(a=1, b=0))
-    assert (reversed_order.clear, reversed_order.clear_agreeing, reversed_order.tau) == (1, 0, -1)
-
-
-def test_without_standard_errors_nothing_is_said_of_clear_pairs():
-    found = order_agreement({"a": Estimate(1.0), "b": Estimate(2.0, 0.1)}, ranked(a=1, b=2))
-    assert (found.agreeing, found.clear, found.clear_agreeing) == (1, None, None)
-
-
 def test_only_estimators_that_both_have_are_ranked():
     assert order_agreement(ranked(a=1, own=2), ranked(a=1, b=2)) is None
     assert order_agreement(ranked(a=1, own=5, b=2), ranked(a=1, b=2, c=3)).pairs == 1

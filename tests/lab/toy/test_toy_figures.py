@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from doublecv.lab.toy.figures import write_figures, write_overview
 from doublecv.lab.toy.problem import ToySettings
-from doublecv.lab.toy.results import Curves, ToyResults
+from doublecv.lab.toy.results import Curves, ToyResults, write_figures
 
 CURVES = ("variance", "objective", "mean-probability")
 
@@ -50,10 +49,10 @@ def test_figures_are_the_same_bytes_each_time(tmp_path):
 
 @pytest.mark.parametrize("variance", [0.0, np.nan])
 def test_variance_that_a_logarithm_has_no_place_for(tmp_path, variance):
-    write_overview(results(variance=variance), tmp_path / "overview.png")
+    write_figures(results(variance=variance), tmp_path)
     assert (tmp_path / "overview.png").stat().st_size > 0
 
 
 def test_an_estimator_without_a_known_look_is_drawn_too(tmp_path):
-    write_overview(results(names=("rloo", "someone-elses")), tmp_path / "overview.png")
+    write_figures(results(names=("rloo", "someone-elses")), tmp_path)
     assert (tmp_path / "overview.png").exists()

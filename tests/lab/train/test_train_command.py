@@ -15,7 +15,7 @@ from doublecv.lab.train import distributed
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
 from doublecv.lab.train.metrics import Metrics
-from doublecv.lab.train.results import NotFinite, table, write_overview
+from doublecv.lab.train.results import NotFinite, table
 from tiny_images import tiny_dataset, tiny_settings
 
 SMALL = [
@@ -81,8 +81,6 @@ def test_results_are_a_table_and_a_figure(several, tmp_path):
     assert "digits, bernoulli likelihood, linear, K = 2, 12 steps" in printed
     assert "…" not in printed
     assert all(f"{result.final['test_elbo']:.2f}" in printed for result in results)
-    write_overview(results, tmp_path / "overview.png")
-    assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_a_folder_nothing_is_written_and_the_numbers_are_the_same(several, tmp_path, monkeypatch):

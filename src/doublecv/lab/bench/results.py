@@ -6,12 +6,10 @@ This module imports neither JAX nor PyTorch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
 from doublecv.lab.common.options import Option, ProgramSettings
-from doublecv.lab.common.tables import Row as TableRow
 from doublecv.lab.common.tables import Table, number, words
 from doublecv.lab.train.settings import trainable
 
@@ -76,21 +74,18 @@ class Row:
 
 def table(rows: list[Row], library: str) -> Table:
     """Return the rows as a table for the terminal."""
-    shown: list[TableRow | str] = []
-    for _, group in groupby(rows, lambda row: (row.workload, row.baseline_samples)):
-        shown.append("")
-        shown += [
-            {
-                "workload": words(row.workload),
-                "K": words(str(row.samples)),
-                "estimator": words(row.estimator),
-                "evals\nof f": number(row.evaluations or None, 0),
-                "ms": number(row.milliseconds),
-                "/ RLOO": number(row.ratio),
-                "/ floor": number(row.floor_ratio),
-            }
-            for row in group
-        ]
+    shown = [
+        {
+            "workload": words(row.workload),
+            "K": words(str(row.samples)),
+            "estimator": words(row.estimator),
+            "evals\nof f": number(row.evaluations or None, 0),
+            "ms": number(row.milliseconds),
+            "/ RLOO": number(row.ratio),
+            "/ floor": number(row.floor_ratio),
+        }
+        for row in rows
+    ]
     caption = (
         "medians over rounds; gradient: of the expectation; step: a complete training step; "
         "floor: only the matrix products of a step"

@@ -58,14 +58,12 @@ class Column(NamedTuple):
         heading: the text above it.
         key: its name in CSV files; made from the heading if empty.
         error: the name in CSV files of the entries' errors; none are written if empty.
-        ruled: whether LaTeX draws a rule to its left.
         numeric: whether it is aligned to the right and sorted by number.
     """
 
     heading: str
     key: str = ""
     error: str = ""
-    ruled: bool = False
     numeric: bool = True
 
     @property
@@ -82,14 +80,12 @@ class Entry(NamedTuple):
         value: what files hold and tables are sorted by.
         error: what follows the value after a plus-minus sign.
         mark: a word that the page colours the entry by.
-        bold: whether LaTeX sets it in bold face.
     """
 
     text: str = ""
     value: float | str | None = None
     error: float | None = None
     mark: str = ""
-    bold: bool = False
 
 
 Row: TypeAlias = Mapping[Any, Entry]
@@ -100,7 +96,7 @@ Row: TypeAlias = Mapping[Any, Entry]
 class Table:
     """A table; `name` is a word for files and links, and `caption` says what was run and how to read it.
 
-    The first `row_headings` columns say what a row is. `sections` are headings above rows, by the index of the row.
+    The first `row_headings` columns say what a row is.
     """
 
     name: str
@@ -109,27 +105,16 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Entry, ...], ...]
     row_headings: int = 1
-    sections: Mapping[int, str] | None = None
 
     @classmethod
-    def of(cls, name: str, title: str, caption: str, rows: Iterable[Row | str], row_headings: int = 1) -> Table:
-        """Make a table from rows that all have the same columns; a string among them is a heading above the next row.
-
-        A column is numeric if none of its values is a word.
-        """
-        found: list[Row] = []
-        sections: dict[int, str] = {}
-        for row in rows:
-            if isinstance(row, str):
-                sections[len(found)] = row
-            else:
-                found.append(row)
+    def of(cls, name: str, title: str, caption: str, rows: Iterable[Row], row_headings: int = 1) -> Table:
+        """Make a table from rows with the same columns; a column is numeric if none of its values is a word."""
+        found = list(rows)
         columns = []
         for key in found[0] if found else ():
             column = Column(key) if isinstance(key, str) else key
             columns.append(column._replace(numeric=not any(isinstance(row[key].value, str) for row in found)))
-        entries = tuple(tuple(row.values()) for row in found)
-        return cls(name, title, caption, tuple(columns), entries, row_headings, sections)
+        return cls(name, title, caption, tuple(columns), tuple(tuple(row.values()) for row in found), row_headings)
 
     def to_markdown(self) -> str:
         """Return the table below its title and caption."""
@@ -143,23 +128,13 @@ class Table:
 
     def to_latex(self) -> str:
         """Return a table environment, which needs the package booktabs."""
-        layout = "".join(f"{'|' if column.ruled else ''}{'r' if column.numeric else 'l'}" for column in self.columns)
-        headings = [
-            rf"\multicolumn{{1}}{{{'|' if column.ruled else ''}c}}{{{escape_latex(column.heading)}}}"
-            if column.numeric
-            else escape_latex(column.heading)
-            for column in self.columns
-        ]
-        lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", " & ".join(headings) + r" \\"]
-        sections = self.sections or {0: ""}
-        for index, row in enumerate(self.rows):
-            if index in sections:
-                lines.append(r"\midrule")
-            if heading := sections.get(index):
-                lines.append(rf"\multicolumn{{{len(self.columns)}}}{{l}}{{\emph{{{escape_latex(heading)}}}:}} \\")
-            lines.append(" & ".join(map(_latex_entry, row, self.columns)) + r" \\")
+        layout = "".join("r" if column.numeric else "l" for column in self.columns)
+        headings = [escape_latex(column.heading) for column in self.columns]
+        lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", " & ".join(headings) + r" \\", r"\midrule"]
+        lines += [" & ".join(map(_latex_entry, row, self.columns)) + r" \\" for row in self.rows]
         caption = f"{escape_latex(self.title)}. {escape_latex(self.caption)}"
-        lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{_word(self.name)}}}"]
+        label = re.sub(r"[^A-Za-z0-9-]", "-", self.name)
+        lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{label}}}"]
         return "\n".join([r"\begin{table*}[t]", r"\footnotesize", r"\centering", *lines, r"\end{table*}", ""])
 
     def to_csv(self) -> str:
@@ -184,9 +159,7 @@ class Table:
         for column in self.columns:
             justify: Literal["right", "left"] = "right" if column.numeric else "left"
             shown.add_column(Text(column.heading), justify=justify, no_wrap=column.numeric, overflow="fold")
-        for index, row in enumerate(self.rows):
-            if index > 0 and index in (self.sections or ()):
-                shown.add_section()
+        for row in self.rows:
             shown.add_row(*(Text(entry.text.replace(MINUS, "-")) for entry in row))
         return shown
 
@@ -231,8 +204,7 @@ def _latex_entry(entry: Entry, column: Column) -> str:
     if not (column.numeric and isinstance(entry.value, int | float)):
         return escape_latex(entry.text)
     text = entry.text.replace(MINUS, "-").replace(f" {PLUS_MINUS} ", r"\pm ").replace("%", r"\%").replace(",", "{,}")
-    face = r"\bf " if entry.bold else ""
-    return f"${face}{text}$"
+    return f"${text}$"
 
 
 def _csv_value(value: float | str | None) -> float | str:
@@ -247,7 +219,3 @@ def _csv_value(value: float | str | None) -> float | str:
 def one_line(text: str) -> str:
     """Return the text with every control character, line break and direction mark replaced by a space."""
     return "".join(character if character.isprintable() else " " for character in text)
-
-
-def _word(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "-", name)

@@ -14,18 +14,15 @@ import numpy as np
 
 from doublecv.lab.bench.results import BASELINE
 from doublecv.lab.bench.results import Row as Timing
-from doublecv.lab.common.style import appearance
+from doublecv.lab.common.charts import appearance
 from doublecv.lab.common.tables import Column, Entry, Row, Table, number, significant, words
-from doublecv.lab.report import paper
-from doublecv.lab.report.cells import DATASETS, Cell, CellKey, in_order, is_relaxed
+from doublecv.lab.report import statistics
+from doublecv.lab.report.charts import MINUTE
 from doublecv.lab.report.collect import BenchFile, Run
-from doublecv.lab.report.statistics import CLEAR, Estimate, OrderAgreement, estimate, order_agreement
+from doublecv.lab.report.statistics import CLEAR, DATASETS, PAPER_STEPS, Cell, CellKey, Estimate, in_order
 from doublecv.lab.sweep.plan import Sweep
 from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.toy.results import ToyResults, summarise, summary_row
-
-MINUTE = 60_000
-"""Milliseconds per minute."""
 
 OTHER_STEPS = "run with other numbers of steps"
 MARKS = ("reproduced", "not reproduced", "not finished", OTHER_STEPS, "damaged", "not run")
@@ -99,7 +96,7 @@ def scale(cells: Iterable[Cell]) -> str:
         return "no run is complete"
     steps = _range([cell.steps or 0 for cell in complete])
     seeds = _range([len(cell.complete) for cell in complete])
-    return f"{steps} steps, {seeds} seeds (the paper: {paper.STEPS:,} and {paper.SEEDS})"
+    return f"{steps} steps, {seeds} seeds (the paper: {PAPER_STEPS:,} and {statistics.PAPER_SEEDS})"
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -129,7 +126,7 @@ def verdicts_table(content: Content) -> Table:
         "The paper's cells",
         f"Of {len(best)} cells of the paper: "
         f"{', '.join(f'{counts[mark]} {mark}' for mark in MARKS if counts[mark])}. A cell is reproduced if the mean "
-        f"training ELBO after the paper's {paper.STEPS:,} steps is within {CLEAR:.0f} combined +- of the paper's; "
+        f"training ELBO after the paper's {PAPER_STEPS:,} steps is within {CLEAR:.0f} combined +- of the paper's; "
         "the number in brackets is the difference in nats. A single seed has no +-, so that only the paper's "
         "counts. Runs of other lengths are not judged.",
         map(row, dict.fromkeys(key._replace(estimator="") for key in best)),
@@ -140,7 +137,7 @@ def verdicts_table(content: Content) -> Table:
 def _informs(cell: Cell) -> tuple[bool, bool, int, int]:
     """Rank the cells of several lengths: the paper's length first, then the longest complete run."""
     furthest = max((run.records.step for run in cell.unfinished), default=0)
-    return bool(cell.complete) and cell.steps == paper.STEPS, bool(cell.complete), cell.steps or 0, furthest
+    return bool(cell.complete) and cell.steps == PAPER_STEPS, bool(cell.complete), cell.steps or 0, furthest
 
 
 def _mark(cell: Cell) -> str:
@@ -258,41 +255,33 @@ def metrics_table(content: Content, likelihood: str, samples: int) -> Table:
 def order_table(content: Content) -> Table:
     """Compare the order of the estimators with the paper's, wherever two of its estimators are complete."""
     compared: list[Cell] = []
-    rows = []
-    for key in content.tables:
-        for column in content.columns(*key):
-            cells = [cell for cell in column if cell.complete and cell.paper is not None]
-            measured = {cell.key.estimator: found for cell in cells if (found := cell.measured()) is not None}
-            published = {cell.key.estimator: cell.paper for cell in cells if cell.paper is not None}
-            if (agreement := order_agreement(measured, published)) is not None:
-                compared += cells
-                rows.append(_order_row(cells[0], measured, published, agreement))
+    rows: list[Row] = []
+    for column in (column for key in content.tables for column in content.columns(*key)):
+        cells = [cell for cell in column if cell.complete and cell.paper is not None]
+        measured = {cell.key.estimator: found for cell in cells if (found := cell.measured()) is not None}
+        published = {cell.key.estimator: cell.paper for cell in cells if cell.paper is not None}
+        if (agreement := statistics.order_agreement(measured, published)) is None:
+            continue
+        compared += cells
+        row = {
+            "table": words(table_title(*cells[0].key[:2])),
+            "column": words(column_title(cells[0].key)),
+            "steps": number(cells[0].steps, 0),
+            "measured order": _ranking(measured),
+            Column("paper's order", "paper_order"): _ranking(published),
+            "same": words("yes" if agreement.agreeing == agreement.pairs else "no"),
+            Column("tau", "kendall_tau"): number(agreement.tau, 2),
+            Column("pairs that agree", "agreeing_pairs"): words(f"{agreement.agreeing} of {agreement.pairs}"),
+        }
+        rows.append(row)
     return Table.of(
         "order",
         "Order of the estimators",
-        f"{scale(compared)}. By training ELBO, the best first, for the estimators "
-        f"that the paper also has. A pair is clear if its difference is more than {CLEAR:.0f} combined +- both here "
-        "and in the paper. Tau is Kendall's: 1 for the same order, -1 for the reverse.",
+        f"{scale(compared)}. By training ELBO, the best first, for the estimators that the paper also has. Tau is "
+        "Kendall's: 1 for the same order, -1 for the reverse.",
         rows,
         row_headings=2,
     )
-
-
-def _order_row(
-    cell: Cell, measured: Mapping[str, Estimate], published: Mapping[str, Estimate], found: OrderAgreement
-) -> Row:
-    clear = "" if found.clear is None else f"{found.clear_agreeing} of {found.clear}"
-    return {
-        "table": words(table_title(*cell.key[:2])),
-        "column": words(column_title(cell.key)),
-        "steps": number(cell.steps, 0),
-        "measured order": _ranking(measured),
-        Column("paper's order", "paper_order"): _ranking(published),
-        "same": words("yes" if found.agreeing == found.pairs else "no"),
-        Column("tau", "kendall_tau"): number(found.tau, 2),
-        Column("pairs that agree", "agreeing_pairs"): words(f"{found.agreeing} of {found.pairs}"),
-        Column("clear pairs that agree", "agreeing_clear_pairs"): words(clear),
-    }
 
 
 def _ranking(ranked: Mapping[str, Estimate]) -> Entry:
@@ -334,7 +323,7 @@ def elbo_after(cell: Cell, steps: int) -> Estimate | None:
     curves = [sorted(run.records.curves["train_elbo"].points.items()) for run in cell.complete]
     if any(not curve or curve[0][0] > steps for curve in curves):
         return None
-    return estimate([float(np.interp(steps, *np.array(curve, float).T)) for curve in curves])
+    return statistics.estimate([float(np.interp(steps, *np.array(curve, float).T)) for curve in curves])
 
 
 def times_table(content: Content, name: str, workloads: Collection[str] = ("step",)) -> Table:
@@ -342,13 +331,14 @@ def times_table(content: Content, name: str, workloads: Collection[str] = ("step
     times, machine = content.bench[name], content.sweep.machine
     where = f" ({machine['processor']}, {machine['cores']} cores)" if {"processor", "cores"} <= machine.keys() else ""
     baselines = {(row.workload, row.baseline_samples): row for row in times.rows if row.estimator == BASELINE}
+    published = statistics.paper_seconds_per_step()
 
     def row(timing: Timing) -> Row:
         rloo = baselines[timing.workload, timing.baseline_samples]
         ratios = [mine / theirs for mine, theirs in zip(timing.rounds, rloo.rounds, strict=True)]
-        comparable = timing.workload == "step" and timing.baseline_samples == paper.TIME_SAMPLES
-        seconds = paper.seconds_per_step().get(timing.estimator) if comparable else None
-        relative = None if seconds is None else seconds / paper.seconds_per_step()[BASELINE]
+        comparable = timing.workload == "step" and timing.baseline_samples == statistics.TIME_SAMPLES
+        seconds = published.get(timing.estimator) if comparable else None
+        relative = None if seconds is None else seconds / published[BASELINE]
         return {
             "workload": words(timing.workload),
             "estimator": _estimator(timing.estimator),
@@ -449,46 +439,3 @@ def settings_tables(content: Content) -> list[Table]:
         caption = f"All values of each setting in the {len(runs)} runs of doublecv {kind}."
         tables.append(Table.of(f"settings-{kind}", f"Settings of doublecv {kind}", caption, rows))
     return tables
-
-
-def paper_layout_tables(content: Content) -> Iterator[Table]:
-    """Yield the training ELBOs in the layout of the paper: one column per estimator, its numbers below ours."""
-    for key in content.tables:
-        cells = [cell for cell in content.cells if cell.key[:2] == key]
-        for steps in sorted({cell.steps for cell in cells if cell.steps is not None}):
-            here = [cell for cell in cells if cell.paper is not None or cell.steps == steps]
-            data = "dynamically binarized" if key[0] == "bernoulli" else "non-binarized"
-            yield Table.of(
-                f"measured-k{key[1]}-{key[0]}-{steps}-steps",
-                f"Training binary latent VAEs with {key[0].capitalize()} likelihoods, K = {key[1]}",
-                f"{scale(cell for cell in here if cell.steps == steps)}, on {data} data. The average ELBO on the "
-                "training set +- its standard error over the seeds; below it the paper's. RELAX and REBAR need 3 "
-                "evaluations of f. What was not run is empty.",
-                _paper_layout_rows(here, steps, key[1]),
-            )
-
-
-def _paper_layout_rows(cells: Collection[Cell], steps: int, samples: int) -> Iterator[Row | str]:
-    names = sorted(in_order(cell.key.estimator for cell in cells), key=lambda name: is_relaxed(name, samples))
-    relaxed = [name for name in names if is_relaxed(name, samples)]
-    columns = {
-        name: Column(appearance(name).label + " (3 evals)" * (name in relaxed), ruled=name in relaxed[:1])
-        for name in names
-    }
-    above = ""
-    for (dataset, network), group in groupby(cells, lambda cell: cell.key[2:4]):
-        here = list(group)
-        if dataset != above:
-            yield DATASETS[dataset]
-        above = dataset
-        published = {cell.key.estimator: cell.paper for cell in here}
-        found = {cell.key.estimator: cell.measured() for cell in here if cell.steps == steps}
-        measured = {name: one for name, one in found.items() if one is not None}
-        # A relaxed estimator has other evaluations of f, and is in bold face where it is better than all others.
-        best = max((one.mean for name, one in measured.items() if name not in relaxed), default=float("inf"))
-        shown = {
-            column: _estimate(measured.get(name))._replace(bold=name in measured and measured[name].mean >= best)
-            for name, column in columns.items()
-        }
-        yield {"": words(network.capitalize()), **shown}
-        yield {"": words("paper"), **{column: _estimate(published.get(name)) for name, column in columns.items()}}

@@ -1,8 +1,4 @@
-"""Write the report of a sweep.
-
-from doublecv.lab.report import render
-
-render.write(Path("results"))            # the paths of the page and of the tables
+"""Run `doublecv report`: write the report of a sweep.
 
 The page is one file that requests nothing from any network and runs no code but its own: everything that came from the
 sweep is escaped, and a content security policy admits only the one script of the template, by its hash.
@@ -13,29 +9,52 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from doublecv.lab.common.charts import Chart, appearance
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import inside, write_atomically
-from doublecv.lab.common.style import appearance
+from doublecv.lab.common.options import Option, ProgramSettings
 from doublecv.lab.common.tables import Table, one_line
 from doublecv.lab.report import frames
-from doublecv.lab.report.cells import Cell, CellKey, make_cells, paper_numbers
-from doublecv.lab.report.charts import Chart, toy_charts, training_charts
+from doublecv.lab.report.charts import training_charts
 from doublecv.lab.report.collect import collect, read_picture
 from doublecv.lab.report.frames import Content, column_title, scale, table_title
-from doublecv.lab.report.statistics import Estimate
+from doublecv.lab.report.statistics import Cell, CellKey, Estimate, make_cells, paper_elbos
 from doublecv.lab.sweep import plan as sweeps
+from doublecv.lab.toy import results as toy
 
 FOLDER = "report"
 TITLE = "Double control variates: measured beside the paper"
+LATEX = "% Tables for \\input; they need \\usepackage{booktabs}."
 CSV_FILES = ("cells.csv", "order.csv", "time.csv", "toy.csv", "runs.csv")
+
+
+@dataclass(frozen=True)
+class ReportSettings(ProgramSettings):
+    """Compare the results of a sweep with the paper's: a web page, and tables as CSV, LaTeX and Markdown.
+
+    The page is one file that opens from disk and requests nothing from any network. All files are written to
+    DIR/report; an older report there is replaced. A sweep that is not complete can be reported too: unfinished runs are
+    shown as far as they got, and damaged runs are listed with the reason.
+
+    Example: doublecv report reproduction
+    """
+
+    folder: Annotated[Path, Option(metavar="DIR", positional=True)]
+    """The folder of a sweep, as doublecv reproduce makes it."""
+
+
+def main(settings: ReportSettings) -> None:
+    """Write the report and print the paths."""
+    for path in write(settings.folder):
+        print(path)
 
 
 class Picture(NamedTuple):
@@ -75,8 +94,8 @@ def write(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> 
     shown = sections(content)
     files = {
         "report.html": page(content, shown),
-        "tables.md": _markdown(content, tables(shown)),
-        "tables.tex": _latex(content),
+        "tables.md": "\n".join([*_command(content, "    "), "", *(one.to_markdown() for one in tables(shown))]),
+        "tables.tex": "\n".join([LATEX, *_command(content, "% "), "", *(one.to_latex() for one in tables(shown))]),
         **_csv_files(content),
     }
     for name in set(CSV_FILES) - files.keys():
@@ -91,7 +110,7 @@ def read(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> C
     faults: dict[str, str] = {}
     sweep = sweeps.load(folder, faults)
     runs = collect(sweep, faults)
-    return Content(sweep, runs, make_cells(runs, paper_numbers() if published is None else published))
+    return Content(sweep, runs, make_cells(runs, paper_elbos() if published is None else published))
 
 
 def page(content: Content, shown: Sequence[Section]) -> str:
@@ -116,7 +135,7 @@ def sections(content: Content) -> list[Section]:
     """Return the sections of the page that have anything to show; charts are drawn when they are shown."""
     keys = content.tables
     toys = _tables(frames.toy_table(content))
-    toys += [Group(f"Curves of {name}", charts=toy_charts(results)) for name, results in content.toy.items()]
+    toys += [Group(f"Curves of {name}", charts=[*toy.charts(found).values()]) for name, found in content.toy.items()]
     found = [
         Section("cells", "Which of the paper's cells are reproduced", _tables(frames.verdicts_table(content))),
         Section(
@@ -203,16 +222,5 @@ def _csv_files(content: Content) -> dict[str, str]:
     return {name: table.to_csv() for name, table in named if table is not None and table.rows}
 
 
-def _markdown(content: Content, found: Iterable[Table]) -> str:
-    return "\n".join([*_command(content, "    "), "", *(table.to_markdown() for table in found)])
-
-
-def _latex(content: Content) -> str:
-    found = [*frames.paper_layout_tables(content)]
-    found += [frames.times_table(content, name) for name in content.bench]
-    head = ["% Tables for \\input; they need \\usepackage{booktabs}.", *_command(content, "% "), ""]
-    return "\n".join([*head, *(table.to_latex() for table in found if table.rows)])
-
-
-def _command(content: Content, prefix: str) -> Iterable[str]:
-    return (f"{prefix}{one_line(line)}" for line in content.sweep.command.splitlines())
+def _command(content: Content, prefix: str) -> list[str]:
+    return [f"{prefix}{one_line(line)}" for line in content.sweep.command.splitlines()]

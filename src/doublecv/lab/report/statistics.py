@@ -1,15 +1,38 @@
-"""Compute the statistics of a report: means over seeds, differences from the paper, and the order of the estimators."""
+"""Compute the numbers of a report: means over seeds in the cells of the paper's tables, beside the paper's own numbers.
+
+A cell is one estimator on one data set with one network, one likelihood, one K and one number of steps: runs of
+different lengths are never averaged. The paper is Titsias and Shi (2022); its numbers are in paper/*.csv.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from itertools import combinations
 from math import hypot, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from doublecv import estimators
+from doublecv.lab.report.collect import Run
+from doublecv.lab.train.settings import TrainSettings
+
 CLEAR = 2.0
 """Two numbers differ clearly if they differ by more than this multiple of their combined +-."""
+
+PAPER_STEPS, PAPER_SEEDS = 1_000_000, 5
+"""The steps of the paper's training runs, and the number of runs per cell."""
+TIME_SAMPLES = 4
+"""The K of the paper's times per step."""
+RELAXED_SAMPLES = 2
+"""The K of the table that has the paper's numbers for RELAX; the table of K = 4 in its section 5 repeats them."""
+
+DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "omniglot": "Omniglot 28x28", "digits": "digits"}
+ESTIMATORS = ("rloo", "double-cv", "disarm", "arms", "relax")
+"""The order of the paper's tables."""
 
 
 class Estimate(NamedTuple):
@@ -20,19 +43,6 @@ class Estimate(NamedTuple):
 
     mean: float
     plus_minus: float | None = None
-
-
-class OrderAgreement(NamedTuple):
-    """The agreement of two rankings of the same estimators: how many of the `pairs` are in the same order in both.
-
-    `clear` counts the pairs that differ clearly in both rankings; it is None where a measured mean has no +-.
-    """
-
-    pairs: int
-    agreeing: int
-    clear: int | None
-    clear_agreeing: int | None
-    tau: float
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -57,6 +67,14 @@ def difference_in_plus_minus(one: Estimate, other: Estimate) -> float | None:
     return (one.mean - other.mean) / combined if combined > 0 else None
 
 
+class OrderAgreement(NamedTuple):
+    """The agreement of two rankings: how many of the `pairs` are in the same order in both, and Kendall's tau."""
+
+    pairs: int
+    agreeing: int
+    tau: float
+
+
 def order_agreement(measured: Mapping[str, Estimate], paper: Mapping[str, Estimate]) -> OrderAgreement | None:
     r"""Compare the order of the estimators that are in both; return None if these are fewer than two.
 
@@ -66,23 +84,148 @@ def order_agreement(measured: Mapping[str, Estimate], paper: Mapping[str, Estima
 
     where a pair that is tied in one of the two rankings neither agrees nor disagrees.
     """
-    signs, clear_signs, known = [], [], True
-    for one, other in combinations([name for name in paper if name in measured], 2):
-        rankings = [(ranked[one], ranked[other]) for ranked in (measured, paper)]
-        signs.append(_sign(*rankings[0]) * _sign(*rankings[1]))
-        known = known and None not in (measured[one].plus_minus, measured[other].plus_minus)
-        if all(abs(difference_in_plus_minus(*pair) or 0.0) > CLEAR for pair in rankings):
-            clear_signs.append(signs[-1])
-    if not signs:
-        return None
-    return OrderAgreement(
-        pairs=len(signs),
-        agreeing=signs.count(1),
-        clear=len(clear_signs) if known else None,
-        clear_agreeing=clear_signs.count(1) if known else None,
-        tau=sum(signs) / len(signs),
-    )
+
+    def sign(ranked: Mapping[str, Estimate], one: str, other: str) -> int:
+        return (ranked[one].mean > ranked[other].mean) - (ranked[one].mean < ranked[other].mean)
+
+    pairs = combinations([name for name in paper if name in measured], 2)
+    signs = [sign(measured, *pair) * sign(paper, *pair) for pair in pairs]
+    return OrderAgreement(len(signs), signs.count(1), sum(signs) / len(signs)) if signs else None
 
 
-def _sign(one: Estimate, other: Estimate) -> int:
-    return (one.mean > other.mean) - (one.mean < other.mean)
+class CellKey(NamedTuple):
+    """The place of a cell in the paper's tables; `samples` is the K of the table."""
+
+    likelihood: str
+    samples: int
+    dataset: str
+    network: str
+    estimator: str
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A cell: what was measured and what the paper published.
+
+    Attributes:
+        key: its place in the tables.
+        steps: the number of steps of its runs; None if the sweep has no run for it.
+        runs: all its runs, with numbers or not.
+        paper: the paper's training ELBO, if it has this cell.
+    """
+
+    key: CellKey
+    steps: int | None
+    runs: tuple[Run, ...]
+    paper: Estimate | None
+
+    @property
+    def complete(self) -> list[Run]:
+        """The complete runs."""
+        return [run for run in self.runs if run.state == "complete"]
+
+    @property
+    def unfinished(self) -> list[Run]:
+        """The runs that have numbers and did not finish."""
+        return [run for run in self.runs if run.state != "complete" and run.records.last]
+
+    def measured(self, metric: str = "train_elbo") -> Estimate | None:
+        """Return the mean over the complete runs of a metric's last value; None if there is none.
+
+        `train_elbo` is the number of the paper's tables: the average ELBO over the training set after the last step.
+        """
+        values = [run.records.last[metric] for run in self.complete if metric in run.records.last]
+        return estimate(values) if values else None
+
+    @property
+    def difference(self) -> float | None:
+        """The measured training ELBO minus the paper's."""
+        measured = self.measured()
+        return None if measured is None or self.paper is None else measured.mean - self.paper.mean
+
+    @property
+    def difference_in_plus_minus(self) -> float | None:
+        """The difference over the combined +-, which is the paper's where a single seed has none."""
+        measured = self.measured()
+        if measured is None or self.paper is None:
+            return None
+        return difference_in_plus_minus(Estimate(measured.mean, measured.plus_minus or 0.0), self.paper)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the paper's number is reproduced, which only runs of the paper's length can tell."""
+        if self.complete:
+            if self.steps != PAPER_STEPS:
+                return f"{self.steps:,} steps"
+            if (distance := self.difference_in_plus_minus) is None:
+                return "not in the paper"
+            return "reproduced" if abs(distance) <= CLEAR else "not reproduced"
+        if self.unfinished:
+            return "not finished"
+        return "damaged" if any(run.state == "damaged" for run in self.runs) else "not run"
+
+
+def make_cells(runs: Sequence[Run], published: Mapping[CellKey, Estimate]) -> tuple[Cell, ...]:
+    """Return all cells of the sweep and of the paper, in the order of the paper's tables, then by steps."""
+    planned = [(run, run.settings) for run in runs if run.settings is not None]
+    found: dict[tuple[CellKey, int | None], list[Run]] = {}
+    for run, settings in planned:
+        for key in _keys(settings, [other for _, other in planned]):
+            found.setdefault((key, settings.steps), []).append(run)
+    run_keys = {key for key, _ in found}
+    found |= {(key, None): [] for key in published if key not in run_keys}
+
+    def order(place: tuple[CellKey, int | None]) -> tuple[object, ...]:
+        (likelihood, samples, dataset, network, estimator), steps = place
+        return likelihood, samples, list(DATASETS).index(dataset), network, _estimator_order(estimator), steps or 0
+
+    def paper(key: CellKey) -> Estimate | None:
+        again = key._replace(samples=RELAXED_SAMPLES) if key.estimator == "relax" else key
+        return published.get(key, published.get(again))
+
+    return tuple(Cell(*place, tuple(found[place]), paper(place[0])) for place in sorted(found, key=order))
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return each estimator once: the paper's in its order, then the others in the order of the registry."""
+    return tuple(sorted(set(names), key=_estimator_order))
+
+
+def _estimator_order(name: str) -> tuple[int, str]:
+    order = (*ESTIMATORS, *(other for other in estimators.names() if other not in ESTIMATORS), name)
+    return order.index(name), name
+
+
+def _keys(settings: TrainSettings, planned: Sequence[TrainSettings]) -> set[CellKey]:
+    """Return the cells that a run belongs to: RELAX and REBAR with one sample are in the tables of every K."""
+
+    def stands_everywhere(one: TrainSettings) -> bool:
+        return one.samples == 1 and estimators.make(one.estimator, 1).needs.relaxed_points > 0
+
+    tables = {settings.samples}
+    if stands_everywhere(settings):
+        others = [other for other in planned if other.likelihood == settings.likelihood]
+        tables = {other.samples for other in others if not stands_everywhere(other)} or {RELAXED_SAMPLES}
+    place = settings.dataset, settings.network, settings.estimator
+    return {CellKey(settings.likelihood, samples, *place) for samples in tables}
+
+
+@cache
+def paper_elbos() -> dict[CellKey, Estimate]:
+    """Return the paper's training ELBOs, means over five runs; RELAX is in the tables of K = 2."""
+    return {
+        CellKey(row["likelihood"], int(row["K"]), row["dataset"], row["network"], row["estimator"]): Estimate(
+            float(row["train_elbo"]), float(row["stderr"])
+        )
+        for row in _paper("train_elbo.csv")
+    }
+
+
+@cache
+def paper_seconds_per_step() -> dict[str, float]:
+    """Return the paper's seconds per step by estimator, with K = 4 (RELAX: 3 evaluations of f) on a P100 GPU."""
+    return {row["estimator"]: float(row["seconds_per_step"]) for row in _paper("seconds_per_step.csv")}
+
+
+def _paper(name: str) -> Iterator[dict[str, str]]:
+    return csv.DictReader(files(__package__).joinpath("paper", name).read_text(encoding="utf-8").splitlines())

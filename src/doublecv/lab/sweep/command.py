@@ -182,9 +182,9 @@ def show(targets: Sequence[str], steps: int | None, seeds: Sequence[int], only: 
         return {"target": words(heading), "what it shows": words(summary), "runs": number(len(runs), 0), "time": shown}
 
     speed = multiplications_per_second()
-    rows: list[Row | str] = [row(name, TARGETS[name].summary, name) for name in targets]
+    rows = [row(name, TARGETS[name].summary, name) for name in targets]
     if len(targets) > 1:
-        rows += ["", row(ALL if len(targets) == len(TARGETS) else "together", "", *targets)]
+        rows += [row(ALL if len(targets) == len(TARGETS) else "together", "", *targets)]
     title = f"{1_000_000 if steps is None else steps:,} steps, {_count(len(seeds), 'seed')}"
     caption = (
         f"time on {_count(cores(), 'core')}: a training step of RLOO with K = 2 was measured here, the others "

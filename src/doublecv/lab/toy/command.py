@@ -6,14 +6,14 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import matplotlib  # noqa: F401  (if it is missing, this is said before the run and not after it)
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from doublecv.lab.common import run_folder
-from doublecv.lab.common.style import appearance
-from doublecv.lab.toy.figures import write_figures
+from doublecv.lab.common.charts import appearance
 from doublecv.lab.toy.problem import ToySettings
-from doublecv.lab.toy.results import METRICS, ToyResults, record_iterations, table, write_metrics
+from doublecv.lab.toy.results import METRICS, ToyResults, record_iterations, table, write_figures, write_metrics
 from doublecv.lab.toy.run import run
 
 

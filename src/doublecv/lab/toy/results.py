@@ -1,4 +1,4 @@
-"""Hold the results of the toy experiment, write them to a file, and summarise them in a table.
+"""Hold the results of the toy experiment, write them to a file, and show them as a table and as charts.
 
 This module imports neither JAX nor the program that makes the results.
 """
@@ -9,10 +9,12 @@ import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import numpy as np
 
+from doublecv.lab.common.charts import Chart, Line, appearance, write_figure
 from doublecv.lab.common.tables import Column, Entry, Row, Table, number, significant, words
 from doublecv.lab.toy.problem import ToySettings
 
@@ -36,7 +38,7 @@ class Curves:
         objective: E_q f, computed exactly.
         mean_probability: the mean of mu = sigmoid(logits).
         alpha: the learned coefficient alpha.
-        optimal_alpha: the alpha of least variance at the same logits, exact where the variance is, or from draws.
+        optimal_alpha: the alpha of least variance at the same logits, where it is known exactly.
         exact_rloo_variance: the exact variance of RLOO with the same K at the same logits.
     """
 
@@ -84,8 +86,7 @@ def write_metrics(results: ToyResults, file: TextIO) -> None:
                 writer.writerow([seed, name, iteration, *("" if math.isnan(value) else value for value in values)])
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """Summarise one estimator by medians over seeds and records; NaN where a number is unknown.
 
     Attributes:
@@ -110,30 +111,19 @@ class Summary:
 
 def summarise(results: ToyResults) -> tuple[Summary, ...]:
     """Return one summary per estimator, in the order of the settings."""
-    rloo = results.curves.get("rloo")
-    late = results.iterations >= results.settings.iterations / 2
+    rloo, iterations = results.curves.get("rloo"), results.iterations
+    late = iterations >= results.settings.iterations / 2
 
     def summary(name: str, curves: Curves) -> Summary:
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = curves.best_variance / (rloo.best_variance if rloo is not None else np.nan)
             at_same_logits = curves.exact_variance / curves.exact_rloo_variance
-        return Summary(
-            name,
-            relative_variance=float(np.median(relative)),
-            late_relative_variance=float(np.median(relative[:, late])),
-            late_relative_variance_at_same_logits=float(np.median(at_same_logits[:, late])),
-            reached=float(np.median(_first_above(curves.mean_probability, results.iterations))),
-            final_objective=float(np.mean(curves.objective[:, -1])),
-        )
+        above = curves.mean_probability > REACHED
+        reached = np.where(above.any(axis=1), iterations[above.argmax(axis=1)], np.inf)
+        medians = map(np.median, (relative, relative[:, late], at_same_logits[:, late], reached))
+        return Summary(name, *map(float, medians), float(np.mean(curves.objective[:, -1])))
 
     return tuple(summary(name, curves) for name, curves in results.curves.items())
-
-
-def _first_above(
-    mean_probability: Float[np.ndarray, "seeds records"], iterations: Float[np.ndarray, "records"]
-) -> Float[np.ndarray, "seeds"]:
-    above = mean_probability > REACHED
-    return np.where(above.any(axis=1), iterations[above.argmax(axis=1)], np.inf)
 
 
 def summary_row(summary: Summary) -> Row:
@@ -162,3 +152,46 @@ def table(results: ToyResults) -> Table:
         "medians over iterations and seeds; same logits: exact, second half",
         [{"estimator": words(one.name), **summary_row(one)} for one in summarise(results)],
     )
+
+
+def charts(results: ToyResults) -> dict[str, Chart]:
+    """Return the figures of the paper by name, and alpha, beside the best one, where an estimator has it."""
+    settings = results.settings
+    shown = {
+        "variance": ("best_variance", "gradient variance"),
+        "objective": ("objective", r"objective $\mathrm{E}_q\, f(x)$"),
+        "mean-probability": ("mean_probability", r"mean of $\sigma(\eta_i)$"),
+        "alpha": ("alpha", r"$\alpha$"),
+    }
+    found = {}
+    for name, (curve, label) in shown.items():
+        values = {estimator: getattr(curves, curve) for estimator, curves in results.curves.items()}
+        known = {estimator: each for estimator, each in values.items() if np.isfinite(each).any()}
+        lines = [Line(*appearance(estimator), results.iterations, each) for estimator, each in known.items()]
+        if name == "alpha":
+            lines += [_best_alpha(results, estimator) for estimator in known]
+            lines = [line for line in lines if np.isfinite(line.values).any()]
+        if lines:
+            title = f"{name.replace('-', ' ')}, D = {settings.dimension}, K = {settings.samples}"
+            reading = "Median over the seeds; band: from the least to the largest."
+            found[name] = Chart(title, lines, "iteration", label, "median", name == "variance", None, reading)
+    return found
+
+
+def _best_alpha(results: ToyResults, estimator: str) -> Line:
+    look = appearance(estimator)
+    values = np.median(results.curves[estimator].optimal_alpha, axis=0, keepdims=True)
+    return Line(f"{look.label}, best", look.colour, "dotted", results.iterations, values)
+
+
+def write_figures(results: ToyResults, folder: Path) -> list[Path]:
+    """Write every chart as PNG and SVG, and Figure 1 of the paper, which has three of them side by side."""
+    found = charts(results)
+    figures = {name: [chart] for name, chart in found.items()}
+    figures["overview"] = [chart for name, chart in found.items() if name != "alpha"]
+    written = []
+    for name, shown in figures.items():
+        paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+        write_figure(shown, f"toy problem, {shown[0].title.partition(', ')[2]}", *paths)
+        written += paths
+    return written

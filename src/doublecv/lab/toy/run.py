@@ -29,7 +29,7 @@ from doublecv.diagnostics.meter import mean_variance
 from doublecv.distributions import Bernoulli
 from doublecv.estimators import RLOO, Estimator, Learned, LinearEstimator, make
 from doublecv.jax import Expectation
-from doublecv.jax.diagnostics import best_coefficients, measure
+from doublecv.jax.diagnostics import measure
 from doublecv.lab.toy.exact import exact_optimal_alpha, exact_variance, has_exact_variance
 from doublecv.lab.toy.problem import ToyProblem, ToySettings
 from doublecv.lab.toy.results import Curves, ToyResults, record_iterations
@@ -61,7 +61,6 @@ class _Records(NamedTuple):
     logits: Any
     alpha: Any
     variance: Any
-    drawn_optimal_alpha: Any
 
 
 def _curves(
@@ -96,7 +95,6 @@ def _program(
     ascend = optax.rmsprop(settings.learning_rate, decay=0.9, eps=1e-7, eps_in_sqrt=False)
     descend = optax.rmsprop(settings.coefficient_learning_rate, decay=0.9, eps=1e-7, eps_in_sqrt=False)
     expectation = Expectation(estimator, descend)
-    optimum_from_draws = _has_alpha(estimator) and not has_exact_variance(estimator, settings.dimension)
     stops = record_iterations(settings)
     starts = np.append(0, stops[:-1])
 
@@ -122,13 +120,9 @@ def _program(
             numbers_per_draw = max(1, prod(estimator.noise_shape(q)))
             chunk = max(1, min(settings.draws, CHUNK // numbers_per_draw))
             variance = mean_variance(measure(gradient, key, settings.draws, chunk))
-            optimal_alpha = jnp.asarray(jnp.nan)
-            if optimum_from_draws:
-                best = best_coefficients(problem.f, q, estimator, jax.random.fold_in(key, 1), settings.draws)
-                optimal_alpha = best.numbers["alpha"]
             if tick is not None:
                 jax.debug.callback(tick)
-            return carry, _Records(logits, _alpha(estimator, state.learned), variance, optimal_alpha)
+            return carry, _Records(logits, _alpha(estimator, state.learned), variance)
 
         logits = jnp.zeros(settings.dimension)
         start = (logits, ascend.init(logits), expectation.init(Bernoulli(logits=logits)))
@@ -149,7 +143,7 @@ def _with_exact_values(problem: ToyProblem, estimator: Estimator, records: _Reco
         pairs = zip(at_records, coefficients, strict=True)
         return np.array([exact_variance(problem, estimator, at, its_own).mean() for at, its_own in pairs])
 
-    variance, rloo_variance, optimal_alpha = unknown, unknown, records.drawn_optimal_alpha
+    variance, rloo_variance, optimal_alpha = unknown, unknown, unknown
     if known:
         variance = exact(estimator, [{"alpha": alpha} if _has_alpha(estimator) else {} for alpha in records.alpha])
     if known and _has_alpha(estimator):

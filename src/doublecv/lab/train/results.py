@@ -1,4 +1,4 @@
-"""Define what a training run returns and reports, and show results as a table and as a figure.
+"""Define what a training run returns and reports, and show results as a table.
 
 This module imports neither JAX nor the training program.
 """
@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.style import appearance
 from doublecv.lab.common.tables import Table, number, significant, words
 from doublecv.lab.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from doublecv.lab.vae.model import VAE
-
-PANELS = {"encoder_variance": "variance of the encoder's gradient", "elbo": "training ELBO"}
-"""The metrics that `write_overview` draws, with the labels of their axes."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -97,24 +92,3 @@ def table(results: Sequence[TrainResult]) -> Table:
     )
     caption = "nats per image; variance of the encoder's gradient"
     return Table.of("train", f"{title}, {settings.steps} steps", caption, rows)
-
-
-def write_overview(results: Sequence[TrainResult], path: Path) -> None:
-    """Write a figure with the gradient's variance and the ELBO over the steps, one line per result."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    for axes, (metric, name) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
-        for result in results:
-            steps, values = result.curve(metric)
-            style = appearance(result.settings.estimator)
-            axes.plot(steps, values, color=style.colour, linestyle=style.line, label=style.label)
-        axes.set_xlabel("step")
-        axes.set_ylabel(name)
-        if metric == "encoder_variance":
-            axes.set_yscale("log")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    settings = results[0].settings
-    figure.suptitle(f"{settings.dataset}, {settings.network} VAE, K = {settings.samples}")
-    figure.savefig(path, dpi=150)

@@ -1,8 +1,8 @@
 """Every estimator has an appearance of its own."""
 
 from doublecv.estimators import names
-from doublecv.lab.common import style as module
-from doublecv.lab.common.style import appearance
+from doublecv.lab.common import charts as module
+from doublecv.lab.common.charts import appearance
 
 
 def test_registered_estimators_are_told_apart():
