@@ -24,7 +24,7 @@ COMMANDS = {
     "data": Command("data.command:DataSettings", "data.command", "list the data sets, and whether each is intact"),
     "train": Command("train.settings:TrainSettings", "train.command", "train an autoencoder with discrete latents"),
     "variance": Command("variance.command:VarianceSettings", "variance.command", "measure variances in trained models"),
-    "bench": Command("bench.results:BenchSettings", "bench.command", "measure the time per training step"),
+    "bench": Command("bench.problem:BenchSettings", "bench.command", "measure the time per training step"),
     "reproduce": Command("sweep.command:ReproduceSettings", "sweep.command", "run the paper's experiments"),
     "report": Command("report.render:ReportSettings", "report.render", "compare the results with the paper's"),
 }

@@ -11,8 +11,7 @@ from doublecv.estimators import label
 from doublecv.lab.bench import jax as bench_jax
 from doublecv.lab.bench import problem
 from doublecv.lab.bench.command import _chosen, main, measure
-from doublecv.lab.bench.problem import Workload
-from doublecv.lab.bench.results import BenchSettings
+from doublecv.lab.bench.problem import BenchSettings, Workload
 from doublecv.lab.common.errors import InputError
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from doublecv.lab.train import variance_tracker
+from doublecv.lab.train import optimizers
 from doublecv.lab.train.optimizers import adam, average
 
 
@@ -38,19 +38,17 @@ def test_the_tracker_finds_the_variance_of_steady_noise():
     steps, batch = 3000, 4
     encoder = (2 + 3 * random.randn(steps, 50)).astype(np.float32)
     logits = (1 + 0.5 * random.randn(steps, batch, 20)).astype(np.float32)
-    tracker, square = variance_tracker.start({"w": jnp.zeros(50)}, 20), {"w": jnp.zeros(50)}
+    tracker, square = optimizers.start_tracker({"w": jnp.zeros(50)}, 20), {"w": jnp.zeros(50)}
     for of_encoder, of_logits in zip(encoder, logits, strict=True):
-        tracker = variance_tracker.update(tracker, {"w": of_encoder}, of_logits)
+        tracker = optimizers.update_tracker(tracker, {"w": of_encoder}, of_logits)
         square = average(0.999, square, {"w": of_encoder**2})
-    found = variance_tracker.encoder_variance(tracker, square, jnp.int32(steps))
+    found = optimizers.encoder_variance(tracker, square, jnp.int32(steps))
     np.testing.assert_allclose(found, 9, rtol=0.03)
-    np.testing.assert_allclose(variance_tracker.logits_variance(tracker, jnp.int32(steps)), 0.25, rtol=0.03)
+    np.testing.assert_allclose(optimizers.logits_variance(tracker, jnp.int32(steps)), 0.25, rtol=0.03)
 
 
 def test_the_tracker_is_debiased_from_the_first_step_on():
-    tracker = variance_tracker.start(jnp.zeros(1), 2)
-    tracker = variance_tracker.update(tracker, jnp.array([3.0]), jnp.array([[1.0, 5.0], [3.0, 5.0]]))
-    np.testing.assert_allclose(
-        variance_tracker.encoder_variance(tracker, jnp.array([9e-3]), jnp.int32(1)), 0, atol=5e-3
-    )
-    np.testing.assert_allclose(variance_tracker.logits_variance(tracker, jnp.int32(1)), 0.5, atol=5e-3)
+    tracker = optimizers.start_tracker(jnp.zeros(1), 2)
+    tracker = optimizers.update_tracker(tracker, jnp.array([3.0]), jnp.array([[1.0, 5.0], [3.0, 5.0]]))
+    np.testing.assert_allclose(optimizers.encoder_variance(tracker, jnp.array([9e-3]), jnp.int32(1)), 0, atol=5e-3)
+    np.testing.assert_allclose(optimizers.logits_variance(tracker, jnp.int32(1)), 0.5, atol=5e-3)

@@ -10,7 +10,7 @@ import pytest
 from doublecv import Bernoulli, estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.train.step import loss, make_model, make_step, start_estimator
-from doublecv.lab.vae.batches import observe
+from doublecv.lab.vae.likelihoods import observe
 from tiny_images import tiny_dataset, tiny_settings
 
 TRAINABLE = [
@@ -39,9 +39,8 @@ def test_any_estimator_trains_binary_latents(name):
 
 
 @pytest.mark.parametrize("name", ["double-cv", "relax"])
-@pytest.mark.parametrize("kl", ["sampled", "analytic"])
-def test_categorical_latents_and_gaussian_likelihood(name, kl):
-    settings = tiny_settings(estimator=name, latent="categorical", categories=4, likelihood="gaussian", kl=kl)
+def test_categorical_latents_and_gaussian_likelihood(name):
+    settings = tiny_settings(estimator=name, latent="categorical", categories=4, likelihood="gaussian")
     program = make_step(settings, tiny_dataset())
     state, report = program.chunk(program.start(), 0, 3)
     assert int(report.first_bad_step) == -1
@@ -85,7 +84,7 @@ def test_two_layers_train(name):
     assert not any(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start, state.model)), strict=True))
 
 
-@pytest.mark.parametrize("changes", [{"estimator": "disarm"}, {"kl": "analytic"}, {"latent": "categorical"}])
+@pytest.mark.parametrize("changes", [{"estimator": "disarm"}, {"latent": "categorical"}])
 def test_what_two_layers_do_not_have(changes):
     with pytest.raises(InputError, match="--network two-layer"):
         tiny_settings(network="two-layer", **changes).check()
@@ -121,7 +120,6 @@ def test_the_importance_weighted_bound_trains(changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kl": "analytic"}, "needs --kl sampled"),
         ({"decoder_samples": "independent"}, "is for --objective elbo"),
         ({"objective": "elbo"}, "--bound-samples-train is for --objective iwae"),
         ({"objective": "elbo", "bound_samples_train": 8, "estimator": "vimco"}, "vimco is for --objective iwae"),

@@ -49,7 +49,7 @@ def test_parallel_seeds_are_the_single_ones():
 
 def test_an_epoch_visits_each_image_once():
     """With learning rates that do nothing and a decoder of zeros, the ELBO of an epoch is a sum over the set."""
-    settings = tiny_settings(likelihood="gaussian", learning_rate=1e-30, kl="analytic", batch=7)
+    settings = tiny_settings(likelihood="gaussian", learning_rate=1e-30, batch=7)
     dataset = tiny_dataset(train=49)
     program = make_step(settings, dataset)
 

@@ -7,7 +7,8 @@ import pytest
 from jax.extend.random import threefry_2x32
 
 from doublecv.lab.train.random_bits import GENERATOR, threefry
-from doublecv.lab.vae.batches import observe, order_of_epoch
+from doublecv.lab.train.step import order_of_epoch
+from doublecv.lab.vae.likelihoods import observe
 
 
 def test_the_rounds_are_those_of_jax():

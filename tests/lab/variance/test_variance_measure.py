@@ -9,7 +9,7 @@ from doublecv.diagnostics.meter import mean_variance
 from doublecv.estimators import Learned, fixed_coefficients, make
 from doublecv.exact import exact_moments
 from doublecv.lab.train.step import make_model
-from doublecv.lab.vae.batches import observe
+from doublecv.lab.vae.likelihoods import observe
 from doublecv.lab.vae.objective import elbo
 from doublecv.lab.variance.measure import measure_gradient
 from tiny_images import tiny_dataset, tiny_settings
@@ -28,7 +28,7 @@ def drawn_variance(name, draws, learned=None):
 def exact_variance(name, **coefficients):
     q = MODEL.posterior(MODEL.encoder(Y))
     learned = fixed_coefficients(coefficients) if coefficients else None
-    return float(np.mean(exact_moments(elbo(MODEL, Y, q, "sampled").f, q, make(name, 2), learned).variance))
+    return float(np.mean(exact_moments(elbo(MODEL, Y, q), q, make(name, 2), learned).variance))
 
 
 def test_variances_are_those_of_all_outcomes():

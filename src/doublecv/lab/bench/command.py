@@ -10,8 +10,7 @@ import numpy as np
 from doublecv import estimators
 from doublecv.diagnostics.timing import round_times
 from doublecv.estimators import Estimator
-from doublecv.lab.bench.problem import Workload
-from doublecv.lab.bench.results import BASELINE, FLOOR, BenchSettings, Row, table
+from doublecv.lab.bench.problem import BASELINE, FLOOR, BenchSettings, Row, Workload, table
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
 from doublecv.lab.common.records import seal_document

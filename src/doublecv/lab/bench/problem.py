@@ -1,31 +1,30 @@
-"""Define the problem on which both libraries are timed: binary images, and a VAE of dense layers."""
+"""Define the settings, the problem and the rows of the benchmark, and show the rows as a table.
+
+This module imports neither JAX nor PyTorch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
 from doublecv.estimators import Estimator
+from doublecv.lab.common.options import Option, ProgramSettings
+from doublecv.lab.common.tables import Table, number, words
+from doublecv.lab.train.settings import trainable
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+BASELINE = "rloo"
+"""The estimator that the others are compared with."""
 
-class Workload(NamedTuple):
-    """Describe what is timed.
-
-    Attributes:
-        make: a function from an estimator to the call that is timed.
-        floor: a function from K to a call with only the matrix products, if there is one.
-        steps: the number of steps per call.
-    """
-
-    make: Callable[[Estimator], Callable[[], object]]
-    floor: Callable[[int], Callable[[], object]] | None = None
-    steps: int = 1
-
+FLOOR = "floor"
+"""The name of the row with the matrix products only."""
 
 BATCH, PIXELS, LATENTS, HIDDEN = 100, 784, 200, 200
 
@@ -47,6 +46,45 @@ STEPS = 10
 """The number of training steps per timed call in JAX, where training runs them in compiled chunks."""
 
 
+@dataclass(frozen=True)
+class BenchSettings(ProgramSettings):
+    """Time a gradient and a training step of every estimator, on a VAE with 200 binary latents and 784 pixels.
+
+    Example: doublecv bench --estimators double-cv disarm --samples 2
+    """
+
+    torch: bool = False
+    """Time PyTorch, not JAX."""
+    harm: bool = False
+    """Measure the variance relative to RLOO along short training runs of many small problems, instead of times."""
+    estimators: Annotated[tuple[str, ...], Option(metavar="NAME", names=trainable, what="estimator")] = ()
+    """Names of registered estimators; if none is given, all. RLOO is always timed."""
+    samples: Annotated[tuple[int, ...], Option(minimum=1, maximum=1000)] = (2, 4)
+    """The numbers of samples K."""
+    rounds: Annotated[int, Option(minimum=1, maximum=100_000)] = 7
+    """The number of rounds; medians over the rounds are reported."""
+    calls: Annotated[int, Option(minimum=1, maximum=100_000)] = 10
+    """The number of calls of each estimator per round, interleaved; the fastest is the time of the round."""
+    threads: Annotated[int | None, Option(minimum=1, maximum=1024)] = None
+    """The number of threads of PyTorch; if not given, PyTorch decides."""
+    out: Annotated[Path | None, Option(metavar="FILE")] = None
+    """A JSON file for the times of all rounds."""
+
+
+class Workload(NamedTuple):
+    """Describe what is timed.
+
+    Attributes:
+        make: a function from an estimator to the call that is timed.
+        floor: a function from K to a call with only the matrix products, if there is one.
+        steps: the number of steps per call.
+    """
+
+    make: Callable[[Estimator], Callable[[], object]]
+    floor: Callable[[int], Callable[[], object]] | None = None
+    steps: int = 1
+
+
 def images() -> Float[np.ndarray, "batch pixels"]:
     """Return a batch of random binary images."""
     return (np.random.default_rng(0).random((BATCH, PIXELS)) < 0.5).astype(np.float32)
@@ -55,3 +93,51 @@ def images() -> Float[np.ndarray, "batch pixels"]:
 def logits() -> Float[np.ndarray, "batch latents"]:
     """Return logits like those of an encoder early in training."""
     return np.random.default_rng(1).normal(size=(BATCH, LATENTS)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold one row of the table.
+
+    Attributes:
+        workload: "gradient" for the gradient of the expectation, "step" for a complete training step.
+        baseline_samples: the K of RLOO, which the row is relative to.
+        estimator: the estimator's name in the registry, or "floor" for the matrix products only.
+        samples: the estimator's own K: 1 for REBAR and RELAX, as in the paper.
+        evaluations: the number of points at which one estimate evaluates f.
+        milliseconds: the median over the rounds.
+        ratio: the median over the rounds of the time relative to that of RLOO in the same round.
+        floor_ratio: the same relative to the floor; None where no floor was timed.
+        rounds: the milliseconds of every round.
+    """
+
+    workload: str
+    baseline_samples: int
+    estimator: str
+    samples: int
+    evaluations: int
+    milliseconds: float
+    ratio: float
+    floor_ratio: float | None
+    rounds: tuple[float, ...]
+
+
+def table(rows: list[Row], library: str) -> Table:
+    """Return the rows as a table for the terminal."""
+    shown = [
+        {
+            "workload": words(row.workload),
+            "K": words(str(row.samples)),
+            "estimator": words(row.estimator),
+            "evals\nof f": number(row.evaluations or None, 0),
+            "ms": number(row.milliseconds),
+            "/ RLOO": number(row.ratio),
+            "/ floor": number(row.floor_ratio),
+        }
+        for row in rows
+    ]
+    caption = (
+        "medians over rounds; gradient: of the expectation; step: a complete training step; "
+        "floor: only the matrix products of a step"
+    )
+    return Table.of("bench", f"milliseconds in {library}", caption, shown)

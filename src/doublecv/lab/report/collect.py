@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from doublecv import estimators
-from doublecv.lab.bench.results import BASELINE, FLOOR, Row
+from doublecv.lab.bench.problem import BASELINE, FLOOR, Row
 from doublecv.lab.common import run_folder
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import inside

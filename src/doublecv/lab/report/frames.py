@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from doublecv.lab.bench.results import BASELINE
-from doublecv.lab.bench.results import Row as Timing
+from doublecv.lab.bench.problem import BASELINE
+from doublecv.lab.bench.problem import Row as Timing
 from doublecv.lab.common.charts import appearance
 from doublecv.lab.common.tables import Column, Entry, Row, Table, number, significant, words
 from doublecv.lab.report import statistics

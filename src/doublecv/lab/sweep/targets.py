@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from doublecv import estimators
-from doublecv.lab.bench.results import BenchSettings
+from doublecv.lab.bench.problem import BenchSettings
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.sweep.plan import PAPER_STEPS, Kind, Only
 from doublecv.lab.toy.problem import PAPER as TOY_PAPER

@@ -135,7 +135,7 @@ def _toy(run: SweepRun, stop: Callable[[], bool]) -> None:
 
 def _bench(run: SweepRun, stop: Callable[[], bool]) -> None:
     from doublecv.lab.bench.command import main as bench
-    from doublecv.lab.bench.results import BenchSettings
+    from doublecv.lab.bench.problem import BenchSettings
 
     bench(replace(BenchSettings.from_json(run.settings), out=run.folder / BENCH))
 

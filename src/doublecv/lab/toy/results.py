@@ -121,7 +121,7 @@ def summarise(results: ToyResults) -> tuple[Summary, ...]:
         above = curves.mean_probability > REACHED
         reached = np.where(above.any(axis=1), iterations[above.argmax(axis=1)], np.inf)
         medians = map(np.median, (relative, relative[:, late], at_same_logits[:, late], reached))
-        return Summary(name, *map(float, medians), float(np.mean(curves.objective[:, -1])))
+        return Summary(name, *map(float, (*medians, np.mean(curves.objective[:, -1]))))
 
     return tuple(summary(name, curves) for name, curves in results.curves.items())
 

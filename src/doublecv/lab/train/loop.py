@@ -162,7 +162,7 @@ class Run:
         """Train from the last checkpoint to the end."""
         finished = self.folder is not None and train_settings.is_finished(self.folder) and has_end(self.folder)
         step, state, metrics_bytes = self._start(finished)
-        self.metrics = Metrics(self.written, metrics_bytes, step if self.settings.tensorboard else None)
+        self.metrics = Metrics(self.written, metrics_bytes)
         try:
             state = self.devices.local(self._train(step, state))
             if not finished:
@@ -235,7 +235,7 @@ class Run:
         found: dict[str, Any] = {"kind": "evaluation", "step": step, "seed": seed}
         for part, (name, images) in enumerate(sets.items()):
             key = key_of(state, EVALUATE, step, part)
-            both = bounds(state.model, images, self.settings.kl, key, self.settings.evaluation_samples)
+            both = bounds(state.model, images, key, self.settings.evaluation_samples)
             found[f"{name}_elbo"] = both.elbo
             if self.settings.objective == "iwae":
                 found[f"{name}_bound_{self.settings.bound_samples_train}"] = both.multi_sample
@@ -246,7 +246,7 @@ class Run:
             found: dict[str, Any] = {"kind": "final", "step": self.settings.steps, "seed": seed}
             for samples in dict.fromkeys((self.settings.evaluation_samples, self.settings.bound_samples)):
                 key = key_of(of_seed, TEST, samples)
-                both = bounds(of_seed.model, self.dataset.test, self.settings.kl, key, samples, self._stop_if_requested)
+                both = bounds(of_seed.model, self.dataset.test, key, samples, self._stop_if_requested)
                 found.setdefault("test_elbo", both.elbo)
                 found[f"test_bound_{samples}"] = both.multi_sample
             self.metrics.append([found])

@@ -1,11 +1,11 @@
-"""Write metrics.jsonl, one JSON object per line in the order of the steps, and TensorBoard events.
+"""Write metrics.jsonl, one JSON object per line in the order of the steps.
 
 Every line has `kind`, `step` (the number of steps done), `seed`, and a `checksum` of all lines up to it
 (`doublecv.lab.common.records`):
 
 - "train", after each chunk: `elbo` (`bound` for the importance weighted bound), the mean over the steps since the
-  previous line; `encoder_variance` and
-  `logits_variance` (see `variance_tracker`); the estimator's scalar coefficients, such as `alpha`;
+  previous line; `encoder_variance` and `logits_variance` (see `optimizers.Tracker`); the estimator's scalar
+  coefficients, such as `alpha`;
 - "evaluation": `train_elbo` and `validation_elbo` over the complete sets, and for the importance weighted bound with S
   samples `train_bound_S` and `validation_bound_S`;
 - "final": `test_elbo`, and the multi-sample bounds.
@@ -28,7 +28,6 @@ from doublecv.lab.common.records import LineReader, seal_line
 
 FILE = "metrics.jsonl"
 LOCK = ".metrics.lock"
-TENSORBOARD = "tensorboard"
 
 
 class Metrics:
@@ -37,14 +36,11 @@ class Metrics:
     Args:
         folder: the folder of the run; None to keep the records in memory only.
         length: the number of bytes of the file to keep; the rest is cut off. None keeps all.
-        events_from: the step from which TensorBoard events are written, which drops what was written after it; None
-            for no events.
     """
 
-    def __init__(self, folder: Path | None, length: int | None = 0, events_from: int | None = None) -> None:
+    def __init__(self, folder: Path | None, length: int | None = 0) -> None:
         self.records: list[dict[str, Any]] = []
         self._file = None
-        self._events: Any = None
         self._checksum, self._sealed = 0, True
         if folder is None:
             return
@@ -66,10 +62,6 @@ class Metrics:
                 self._checksum, self._sealed = reader.checksum, reader.sealed
             self._file.seek(length)
             self._file.truncate()
-            if events_from is not None:
-                from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
-
-                self._events = SummaryWriter(str(folder / TENSORBOARD), purge_step=events_from + 1)
         except BaseException:
             self.close()
             raise
@@ -80,14 +72,9 @@ class Metrics:
             line, self._checksum = seal_line(record, self._checksum, self._sealed)
             if self._file is not None:
                 self._file.write(line)
-            if self._events is not None:
-                for name in record.keys() - {"kind", "step", "seed"}:
-                    self._events.add_scalar(f"seed-{record['seed']}/{name}", record[name], record["step"])
             self.records.append(dict(record))
         if self._file is not None:
             self._file.flush()
-        if self._events is not None:
-            self._events.flush()
 
     def of_seed(self, seed: int) -> list[dict[str, Any]]:
         """Return the records of one seed."""
@@ -101,12 +88,10 @@ class Metrics:
         return self._file.tell()
 
     def close(self) -> None:
-        """Close the files; the records stay in memory."""
+        """Close the file; the records stay in memory."""
         if self._file is not None:
             self._file.close()
             self._lock.release()
-        if self._events is not None:
-            self._events.close()
 
 
 def has_end(folder: Path) -> bool:

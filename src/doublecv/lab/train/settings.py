@@ -57,7 +57,7 @@ def trainable() -> tuple[str, ...]:
 COUNT = Option(minimum=1, maximum=LARGEST)
 ESTIMATORS = Option(metavar="NAME", names=estimator_names, what="estimator", unique=True)
 
-EXECUTION = ("devices", "coordinator", "processes", "process", "data_dir", "out", "resume", "tensorboard")
+EXECUTION = ("devices", "coordinator", "processes", "process", "data_dir", "out", "resume")
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,6 @@ class TrainSettings(ProgramSettings):
     """D, the number of latent variables."""
     categories: Annotated[int, Option(minimum=2, maximum=LARGEST)] = 10
     """The number of categories per variable, for --latent categorical."""
-    kl: Literal["sampled", "analytic"] = "sampled"
-    """Put log q into f, as in the paper, or compute the Kullback-Leibler term in closed form outside f."""
     objective: Literal["elbo", "iwae"] = "elbo"
     """The evidence lower bound, or the importance weighted bound log 1/S sum w with S samples (Burda et al., 2016)."""
     bound_samples_train: Annotated[int, Option(minimum=2, maximum=LARGEST)] = BOUND_SAMPLES_TRAIN
@@ -132,8 +130,6 @@ class TrainSettings(ProgramSettings):
     """A new folder for the run; if not given, one in runs/ named after the settings."""
     resume: Annotated[Path | None, Option(metavar="DIR")] = None
     """Resume the run in this folder, with its settings; only --steps may be changed, to a larger number."""
-    tensorboard: bool = False
-    """Also write TensorBoard events."""
 
     @property
     def rate(self) -> float:
@@ -207,10 +203,12 @@ class TrainSettings(ProgramSettings):
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> TrainSettings:
-        """Return the settings that `as_json` described; those of earlier versions are understood."""
-        renamed = {"data": "dataset", "model": "network"}
-        removed = {"compare_variance", "compare_draws"}
-        return super().from_json({renamed.get(name, name): given[name] for name in given if name not in removed})
+        """Return the settings that `as_json` described; those of version 0.1 are understood."""
+        renamed, removed = {"data": "dataset", "model": "network"}, {"compare_variance", "compare_draws", "tensorboard"}
+        held = {renamed.get(name, name): value for name, value in given.items() if name not in removed}
+        if held.pop("kl", "sampled") != "sampled":
+            raise InputError("this version has no analytic Kullback-Leibler term")
+        return super().from_json(held)
 
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""
@@ -221,19 +219,16 @@ class TrainSettings(ProgramSettings):
             check_same_run(self.resume, self)
         if self.seed + self.seeds - 1 > LARGEST:
             raise InputError(f"--seed plus --seeds must be at most {LARGEST + 1}, got {self.seed} and {self.seeds}")
-        if self.network == "two-layer" and (self.latent == "categorical" or self.kl == "analytic"):
-            raise InputError("--network two-layer needs --latent bernoulli and --kl sampled")
+        if self.network == "two-layer" and self.latent == "categorical":
+            raise InputError("--network two-layer needs --latent bernoulli")
         self._check_objective()
         self._check_processes()
         self._check_estimator()
 
     def _check_objective(self) -> None:
-        if self.objective == "iwae":
-            if self.kl == "analytic":
-                raise InputError("--objective iwae needs --kl sampled: log q is inside of the logarithm of the bound")
-            if self.decoder_samples == "independent":
-                raise InputError("--decoder-samples independent is for --objective elbo; leave it out")
-        elif self.bound_samples_train != BOUND_SAMPLES_TRAIN:
+        if self.objective == "iwae" and self.decoder_samples == "independent":
+            raise InputError("--decoder-samples independent is for --objective elbo; leave it out")
+        if self.objective == "elbo" and self.bound_samples_train != BOUND_SAMPLES_TRAIN:
             raise InputError(
                 "--bound-samples-train is for --objective iwae; for samples of the bound on the test set at the end, "
                 "--bound-samples"
@@ -284,8 +279,7 @@ def write(folder: Path, settings: TrainSettings) -> None:
 
 def rewrite(folder: Path, settings: TrainSettings) -> None:
     """Write the settings into a folder that already belongs to the run."""
-    data_dir = None if settings.data_dir is None else str(settings.data_dir)
-    described = settings.as_json() | {"data_dir": data_dir, "tensorboard": settings.tensorboard}
+    described = settings.as_json() | {"data_dir": None if settings.data_dir is None else str(settings.data_dir)}
     write_atomically(folder / FILE, seal_document(described))
 
 

@@ -25,16 +25,17 @@ import optax
 from doublecv.estimators import Learned
 from doublecv.jax import Expectation
 from doublecv.jax import State as EstimatorState
+from doublecv.jax.rule import Function
 from doublecv.lab.common.devices import ONE, Devices, shard_batch
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset
-from doublecv.lab.train import variance_tracker
-from doublecv.lab.train.optimizers import AdamState, adam
+from doublecv.lab.train import optimizers
+from doublecv.lab.train.optimizers import adam
 from doublecv.lab.train.random_bits import GENERATOR
 from doublecv.lab.train.settings import TrainSettings
-from doublecv.lab.vae.batches import observe, order_of_epoch
+from doublecv.lab.vae.likelihoods import observe
 from doublecv.lab.vae.model import HIDDEN, VAE, Posterior
-from doublecv.lab.vae.objective import Objective, elbo, importance_weighted_bound
+from doublecv.lab.vae.objective import elbo, importance_weighted_bound
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8, UInt32
@@ -53,9 +54,9 @@ class State(NamedTuple):
     """
 
     model: VAE
-    optimizer: AdamState
+    optimizer: optimizers.AdamState
     estimator: EstimatorState
-    tracker: variance_tracker.Tracker
+    tracker: optimizers.Tracker
     order: Int[Array, "images"]
     key: UInt32[Array, "2"]
 
@@ -119,7 +120,7 @@ def start_state(settings: TrainSettings, images: int, pixels: int, seed: Int[Arr
         model,
         adam(settings.rate).init(model),
         start_estimator(settings, model),
-        variance_tracker.start(model.inference, model.coordinates),
+        optimizers.start_tracker(model.inference, model.coordinates),
         order_of_epoch(jax.random.fold_in(key, ORDER), 0, images),
         jax.random.key_data(key),
     )
@@ -158,8 +159,8 @@ def make_objective(
     model: VAE,
     y: Float[Array, "batch pixels"],
     shift: Float[Array, "batch coordinates"] | None = None,
-) -> tuple[Posterior, Objective]:
-    """Return the distribution that is drawn from, and the objective under it; `shift` is added to the logits of q."""
+) -> tuple[Posterior, Function]:
+    """Return the distribution that is drawn from, and f; `shift` is added to the logits of q."""
     logits, upper_shift = model.encoder(y), jnp.zeros(())
     if shift is not None:
         logits, upper_shift = logits + shift[:, : logits.shape[-1]], shift[:, logits.shape[-1] :]
@@ -167,13 +168,13 @@ def make_objective(
     if settings.objective == "elbo":
         # Where the decoder has samples of its own, the estimator's must not train it.
         held = jax.lax.stop_gradient(model) if settings.decoder_samples == "independent" else model
-        return q, elbo(held, y, q, settings.kl)
+        return q, elbo(held, y, q)
     samples, joint = settings.bound_samples_train, not settings.make_estimator().needs.bound
-    objective = importance_weighted_bound(model, y, q, samples, joint=joint)
+    f = importance_weighted_bound(model, y, q, samples, joint=joint)
     if joint:
-        return model.posterior(logits, upper_shift, samples), objective
+        return model.posterior(logits, upper_shift, samples), f
     groups = jnp.broadcast_to(logits, (settings.samples, *logits.shape))
-    return model.posterior(groups, upper_shift), objective
+    return model.posterior(groups, upper_shift), f
 
 
 def make_context(
@@ -213,8 +214,8 @@ def _chunk(
     finite = jnp.isfinite(sum(jnp.sum(leaf) for leaf in averages))
     report = Report(
         total / steps,
-        variance_tracker.encoder_variance(state.tracker, state.optimizer.second.inference, done),
-        variance_tracker.logits_variance(state.tracker, done),
+        optimizers.encoder_variance(state.tracker, state.optimizer.second.inference, done),
+        optimizers.logits_variance(state.tracker, done),
         jnp.where(finite | (first_bad_step >= 0), first_bad_step, done - 1),
     )
     return state, report
@@ -238,7 +239,7 @@ def _step(
     updates, optimizer = adam(settings.rate).update(gradient, state.optimizer, scale=finite.astype(jnp.float32))
     model = optax.apply_updates(state.model, updates)
     estimator = make_expectation(settings).update(learned_gradient, state.estimator)
-    tracker = variance_tracker.update(state.tracker, gradient.inference, settings.batch * logits_gradient)
+    tracker = optimizers.update_tracker(state.tracker, gradient.inference, settings.batch * logits_gradient)
     return State(model, optimizer, estimator, tracker, order, state.key), -value, finite
 
 
@@ -266,8 +267,8 @@ def loss(
             return model.posterior(eqx.combine(arrays, static)(y), copies=copies).logits
 
         _, pullback = jax.vjp(logits_of, held)
-    q, (f, outside) = make_objective(settings, model, y, shift)
-    value = expectation(f, q, learned, key, context=context, pullback=pullback) + outside
+    q, f = make_objective(settings, model, y, shift)
+    value = expectation(f, q, learned, key, context=context, pullback=pullback)
     if settings.decoder_samples == "independent":
         value = value + _decoder_term(settings, model, y, q.detach(), jax.random.fold_in(key, DECODER))
     return -jnp.mean(value)
@@ -282,8 +283,7 @@ def _decoder_term(
     K more points than the estimator needs; the program evaluates DisARM at K/2 more, because it reuses K/2 independent
     samples as the first samples of the pairs, which does not change the distribution of either gradient.
     """
-    f = elbo(model, y, q, settings.kl).f
-    value = jnp.mean(f(model.draw(q, key, settings.samples)), axis=0)
+    value = jnp.mean(elbo(model, y, q)(model.draw(q, key, settings.samples)), axis=0)
     term: Array = value - jax.lax.stop_gradient(value)
     return term
 
@@ -300,6 +300,11 @@ def _next_batch(
         lambda: state.order,
     )
     return jax.lax.dynamic_slice(order, (index * settings.batch,), (settings.batch,)), order
+
+
+def order_of_epoch(key: PRNGKeyArray, epoch: Int[Array, ""] | int, images: int) -> Int[Array, "images"]:
+    """Return the order of the images in an epoch, a function of the key and the epoch only."""
+    return jax.random.permutation(jax.random.fold_in(key, epoch), images)
 
 
 def key_of(state: State, *numbers: Int[Array, ""] | int) -> PRNGKeyArray:

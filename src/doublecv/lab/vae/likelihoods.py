@@ -1,4 +1,4 @@
-"""Compute log p(y | x) from the output of the decoder: Bernoulli with logits, Gaussian with means."""
+"""Make observations from bytes, and compute log p(y | x) from the output of the decoder, for both likelihoods."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from doublecv.lab.common.devices import replicated
+
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
 MOST_FACTORS = 64
 """The number of factors between 1 and 2 that are multiplied before a logarithm is taken; 2^64 does not overflow."""
+
+
+def observe(key: PRNGKeyArray, pixels: UInt8[Array, "*batch pixels"], likelihood: str) -> Float[Array, "*batch pixels"]:
+    """Return y from bytes: for Bernoulli, 1 with probability byte / 255; for Gaussian, the byte scaled to [-1, 1].
+
+    16 random bits per pixel represent the probability to 1 / 65536; the bytes 0 and 255 are certain.
+    """
+    if likelihood == "gaussian":
+        return pixels.astype(jnp.float32) * (2 / 255) - 1
+    noise = replicated(jax.random.bits(key, pixels.shape, jnp.uint16))
+    return (noise.astype(jnp.int32) * 255 < pixels.astype(jnp.int32) * 65536).astype(jnp.float32)
 
 
 @jax.custom_vjp

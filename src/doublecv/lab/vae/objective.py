@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from doublecv.arrays import log_mean_exp
-from doublecv.distributions import Distribution
 from doublecv.jax.rule import Function
-from doublecv.lab.vae.batches import observe
+from doublecv.lab.vae.likelihoods import observe
 from doublecv.lab.vae.model import VAE, Posterior
 
 if TYPE_CHECKING:
@@ -26,33 +25,15 @@ BLOCK = 1000
 """The approximate number of images per call of the compiled program."""
 
 
-class Objective(NamedTuple):
-    r"""Split a bound into :math:`E_q f + \mathrm{outside}`.
-
-    Attributes:
-        f: the function whose expectation under q is estimated.
-        outside: the part that has a closed form, per batch element; 0 if there is no such part.
-    """
-
-    f: Function
-    outside: Float[Array, "*batch"] | float
-
-
-def elbo(model: VAE, y: Float[Array, "*batch pixels"], q: Posterior, kl: str) -> Objective:
-    r"""Return the ELBO of y with q(x | y).
-
-    With kl="sampled", as in the paper, :math:`f(x) = \log p(y | x) + \log p(x) - \log q(x | y)` with q held constant
-    inside f. With kl="analytic", :math:`f(x) = \log p(y | x)` and :math:`-KL(q \| p)` is outside.
-    """
-    if kl == "analytic" and isinstance(q, Distribution):
-        return Objective(lambda x: model.log_likelihood(y, x), q.entropy() + model.log_prior)
-    return Objective(lambda x: log_weight(model, y, q.detach(), x), 0.0)
+def elbo(model: VAE, y: Float[Array, "*batch pixels"], q: Posterior) -> Function:
+    r"""Return the f of the ELBO, :math:`\log p(y | x) + \log p(x) - \log q(x | y)` with q held constant inside f."""
+    return lambda x: log_weight(model, y, q.detach(), x)
 
 
 def importance_weighted_bound(
     model: VAE, y: Float[Array, "*batch pixels"], q: Posterior, samples: int, *, joint: bool
-) -> Objective:
-    r"""Return :math:`\log \frac{1}{S} \sum_s w(x_s)`, :math:`w(x) = p(y, x) / q(x | y)` (Burda et al., 2016).
+) -> Function:
+    r"""Return the f of :math:`\log \frac{1}{S} \sum_s w(x_s)`, :math:`w(x) = p(y, x) / q(x | y)` (Burda et al., 2016).
 
     The bound has a gradient through :math:`\log q` whose mean is not 0. `MultiSampleBound(held=True)` adds it to that
     of an f in which q is held constant; for the other estimators q is not held constant.
@@ -67,14 +48,14 @@ def importance_weighted_bound(
             estimator of the bound takes.
     """
     if not joint:
-        return Objective(lambda x: log_weight(model, y, q.detach(), x), 0.0)
+        return lambda x: log_weight(model, y, q.detach(), x)
 
     def split(x: Array) -> Array:
         batch = y.ndim - 1
         parts = x.reshape(*x.shape[: 1 + batch], samples, -1, *x.shape[2 + batch :])
         return jnp.moveaxis(parts, 1 + batch, 1)
 
-    return Objective(lambda x: log_mean_exp(log_weight(model, y, q, jax.tree.map(split, x)), axis=1), 0.0)
+    return lambda x: log_mean_exp(log_weight(model, y, q, jax.tree.map(split, x)), axis=1)
 
 
 def log_weight(model: VAE, y: Any, q: Posterior, x: Any) -> Float[Array, "K *batch"]:
@@ -98,7 +79,6 @@ class Bounds(NamedTuple):
 def bounds(
     model: VAE,
     images: UInt8[np.ndarray, "images pixels"],
-    kl: str,
     key: PRNGKeyArray,
     samples: int,
     between_blocks: Callable[[], None] = lambda: None,
@@ -114,15 +94,15 @@ def bounds(
     for number, start in enumerate(range(0, len(images), block)):
         part = images[start : start + block]
         padded = np.concatenate([part, np.zeros((block - len(part), part.shape[1]), part.dtype)])
-        values = _block(kl, samples, group, model, padded, jax.random.fold_in(key, number))
+        values = _block(samples, group, model, padded, jax.random.fold_in(key, number))
         between_blocks()
         sums += np.asarray(values, dtype=float)[:, : len(part)].sum(axis=1)
     return Bounds(*(sums / len(images)).tolist())
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1))
 def _block(
-    kl: str, samples: int, group: int, model: VAE, images: UInt8[Array, "block pixels"], key: Any
+    samples: int, group: int, model: VAE, images: UInt8[Array, "block pixels"], key: Any
 ) -> Float[Array, "2 block"]:
     def of_group(part: Any) -> Any:
         pixels, key = part
@@ -130,12 +110,8 @@ def _block(
         y = observe(observe_key, pixels, model.likelihood)
         q = model.posterior(model.encoder(y))
         x = model.draw(q, draw_key, samples)
-        log_likelihood = model.log_likelihood(y, x)
-        log_weights = log_likelihood - q.log_prob(x) + model.log_prior
-        if kl == "analytic":
-            elbo = jnp.mean(log_likelihood, axis=0) + q.entropy() + model.log_prior
-        else:
-            elbo = jnp.mean(log_weights, axis=0)
+        log_weights = log_weight(model, y, q, x)
+        elbo = jnp.mean(log_weights, axis=0)
         return jnp.stack([elbo, jax.nn.logsumexp(log_weights, axis=0) - jnp.log(samples)])
 
     groups = images.shape[0] // group

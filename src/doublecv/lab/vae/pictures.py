@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from doublecv.lab.data import Dataset
-from doublecv.lab.vae.batches import observe
+from doublecv.lab.vae.likelihoods import observe
 from doublecv.lab.vae.model import VAE
 
 if TYPE_CHECKING:

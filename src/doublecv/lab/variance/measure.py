@@ -23,7 +23,7 @@ from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import identity
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import loss, make_expectation, make_objective, start_estimator, start_state
-from doublecv.lab.vae.batches import observe
+from doublecv.lab.vae.likelihoods import observe
 from doublecv.lab.vae.model import VAE
 from doublecv.lab.variance.command import Measurement
 
@@ -104,7 +104,7 @@ def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tu
 def _of_the_loss(settings: TrainSettings) -> TrainSettings:
     """Return the settings that the loss depends on, with defaults for all others, so that models share a program."""
     used = (
-        *("likelihood", "network", "latent", "latents", "categories", "kl", "batch", "estimator", "samples"),
+        *("likelihood", "network", "latent", "latents", "categories", "batch", "estimator", "samples"),
         *("objective", "bound_samples_train"),
     )
     return TrainSettings(
@@ -143,8 +143,8 @@ def measure_gradient(
     """
     estimator = settings.make_estimator()
     if learned is None and estimator.needs.coefficients:
-        q, objective = make_objective(settings, model, y)
-        learned = best_coefficients(objective.f, q, estimator, fit_key, draws)
+        q, f = make_objective(settings, model, y)
+        learned = best_coefficients(f, q, estimator, fit_key, draws)
     elif learned is None:
         learned = start_estimator(settings, model).learned
     shift = jnp.zeros((y.shape[0], model.coordinates))
