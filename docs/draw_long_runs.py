@@ -13,7 +13,7 @@ from pathlib import Path
 
 from doublecv.lab.common.charts import appearance, write_figure
 from doublecv.lab.report import render
-from doublecv.lab.report.charts import training_charts
+from doublecv.lab.report.frames import training_charts
 
 EVERY = 50_000
 """The steps between the rows of the table; the last evaluation of each run is also shown."""

@@ -158,12 +158,12 @@ def test_without_a_folder_the_table_is_printed_and_nothing_written(capsys, tmp_p
 
 
 def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path):
-    from doublecv.lab.common import run_folder
+    from doublecv.lab.common import files
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder, "write_config", full)
+    monkeypatch.setattr(files, "write_config", full)
     with pytest.raises(SystemExit) as stop:
         main([*SMALL, "--estimators", "rloo", "--out", str(tmp_path / "run")])
     assert stop.value.code == 2
@@ -171,12 +171,12 @@ def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path):
 
 
 def test_interrupt_is_one_line(capsys, monkeypatch):
-    from doublecv.lab.toy import command as toy_command
+    from doublecv.lab.toy import run as toy_run
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(toy_command, "run_with_progress", interrupt)
+    monkeypatch.setattr(toy_run, "run_with_progress", interrupt)
     with pytest.raises(SystemExit) as stop:
         main([*SMALL, "--estimators", "rloo"])
     assert stop.value.code == 130

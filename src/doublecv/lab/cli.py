@@ -20,7 +20,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "toy": Command("toy.problem:ToySettings", "toy.command", "run the paper's toy problem: variance, learning curves"),
+    "toy": Command("toy.problem:ToySettings", "toy.run", "run the paper's toy problem: variance, learning curves"),
     "data": Command("data.command:DataSettings", "data.command", "list the data sets, and whether each is intact"),
     "train": Command("train.settings:TrainSettings", "train.command", "train an autoencoder with discrete latents"),
     "variance": Command("variance.command:VarianceSettings", "variance.command", "measure variances in trained models"),

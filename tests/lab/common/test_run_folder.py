@@ -5,7 +5,7 @@ import json
 import pytest
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.run_folder import claim, claimed, write_config
+from doublecv.lab.common.files import claim, claimed, write_config
 
 SETTINGS = {"dimension": 200, "estimators": ["rloo", "disarm"]}
 

@@ -159,16 +159,6 @@ def test_relax_alone_is_in_the_table_of_k_2(made):
     assert read(made).tables == [("bernoulli", 2)]
 
 
-def test_the_order_is_that_of_comparable_cells(made):
-    run(made, "rloo", -9.0)
-    run(made, "double-cv", -12.0)
-    run(made, "muprop", 0.0)
-    (row,) = frames.order_table(read(made)).rows
-    assert [entry.text.replace(MINUS, "-") for entry in row[2:]] == [
-        "20", "RLOO, Double CV", "Double CV, RLOO", "no", "-1.00", "0 of 1",
-    ]  # fmt: skip
-
-
 def test_two_runs_of_one_seed_are_not_counted_twice(made):
     run(made, "rloo", -1.0)
     run(made, "rloo", -2.0)

@@ -9,7 +9,7 @@ import pytest
 
 from doublecv import estimators
 from doublecv.lab.report import statistics
-from doublecv.lab.sweep.targets import TABLE_ESTIMATORS
+from doublecv.lab.sweep.targets import TARGETS
 
 ESTIMATORS = {
     "RLOO": "rloo",
@@ -59,7 +59,7 @@ def test_every_cell_is_there_once():
 @pytest.mark.parametrize("samples", [2, 4])
 def test_the_targets_have_the_estimators_of_the_tables(samples):
     found = {key.estimator for key in statistics.paper_elbos() if key.samples == samples}
-    assert found == set(TABLE_ESTIMATORS[samples])
+    assert found == set(TARGETS[f"table-k{samples}-bernoulli"].estimators)
 
 
 @pytest.mark.parametrize("name", ["train_elbo.csv", "seconds_per_step.csv"])

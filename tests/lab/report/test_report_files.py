@@ -85,12 +85,6 @@ def test_runs_that_are_not_complete_are_named(written):
     assert {row["checksum"] for row in rows(written["runs.csv"], state="complete")} == {"yes"}
 
 
-def test_the_order(written):
-    (row,) = rows(written["order.csv"])
-    assert row["measured_order"] == row["paper_order"] == "relax double-cv rloo"
-    assert (row["steps"], row["same"], row["kendall_tau"], row["agreeing_pairs"]) == ("20", "yes", "1.0", "3 of 3")
-
-
 def test_time_is_relative_to_rloo(written):
     """The paper's 0.0036 and 0.0080 s over the 0.0035 s of RLOO."""
     steps = {row["estimator"]: row for row in rows(written["time.csv"], workload="step", rloo_K="4")}
@@ -115,7 +109,7 @@ def test_the_toy_run_is_read_back(tiny_sweep):
 
 def test_every_caption_says_the_scale(written):
     markdown = dict(re.findall(r"^### (.*)\n\n(.*)$", written["tables.md"].read_text(), re.MULTILINE))
-    assert len(markdown) == 8
+    assert len(markdown) == 7
     for title, caption in markdown.items():
         if title not in ("Time per step", "Runs that are not complete", "The paper's cells"):
             assert caption.startswith((SCALE, TOY_SCALE)), title
@@ -128,7 +122,7 @@ def test_every_caption_says_the_scale(written):
 def test_the_latex_tables_are_those_of_the_other_formats(written):
     text = written["tables.tex"].read_text()
     for name in ("table*", "tabular"):
-        assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 8
+        assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 7
     row = r"Fashion-MNIST & nonlinear & RLOO & $20$ & $-299.75\pm 0.25$ & 2 & $-241.53\pm 0.24$ & $-58.22$"
     assert row in text
 
@@ -186,7 +180,7 @@ def test_a_sweep_of_which_nothing_is_done(tmp_path, capsys):
 def test_the_command_prints_what_it_wrote_and_replaces_an_older_report(copy, capsys):
     main(["report", str(copy)])
     printed = capsys.readouterr().out.splitlines()
-    names = ["report.html", "tables.md", "tables.tex", "cells.csv", "order.csv", "time.csv", "toy.csv", "runs.csv"]
+    names = ["report.html", "tables.md", "tables.tex", "cells.csv", "time.csv", "toy.csv", "runs.csv"]
     assert printed == [str(copy / "report" / name) for name in names]
     unseal(copy, lambda held: held.update(runs=[run for run in held["runs"] if run["kind"] == "toy"]))
     main(["report", str(copy)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from doublecv.lab.common import run_folder
+from doublecv.lab.common import files
 from doublecv.lab.common.records import seal_document, seal_line
 from doublecv.lab.sweep import plan as sweep
 from doublecv.lab.toy.problem import ToySettings
@@ -105,7 +105,7 @@ class TinySweep:
         if upto is None:
             pixels = np.random.default_rng(0).integers(0, 256, (42, 70), dtype=np.uint8)
             Image.fromarray(pixels.repeat(4, 0).repeat(4, 1)).convert("RGB").save(folder / "pictures.png")
-            run_folder.write_config(folder, "train", settings.as_json())
+            files.write_config(folder, "train", settings.as_json())
         return folder
 
     def toy(self, name, **changes):
@@ -114,7 +114,7 @@ class TinySweep:
         folder.mkdir(parents=True)
         with (folder / METRICS).open("w", newline="") as file:
             write_metrics(toy_results(settings), file)
-        run_folder.write_config(folder, "toy", settings.as_json(), [METRICS])
+        files.write_config(folder, "toy", settings.as_json(), [METRICS])
 
     def bench(self, name, content=None):
         settings = {"samples": [2, 4], "estimators": ["rloo", "double-cv", "relax"]}

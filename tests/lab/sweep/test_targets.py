@@ -8,10 +8,10 @@ from doublecv import estimators
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import load
 from doublecv.lab.data.catalogue import size
-from doublecv.lab.report import paper
+from doublecv.lab.report.statistics import paper_elbos, paper_seconds_per_step
 from doublecv.lab.sweep import plan as sweep
-from doublecv.lab.sweep.cost import COMPILATION, work
 from doublecv.lab.sweep.plan import begin, plan
+from doublecv.lab.sweep.progress import COMPILATION, work
 from doublecv.lab.sweep.targets import DATASETS, TARGETS
 from doublecv.lab.train.settings import TrainSettings
 
@@ -29,7 +29,7 @@ def names(*arguments, **keywords):
 def test_a_table_has_a_run_for_every_cell_of_the_paper(samples, likelihood, tmp_path):
     cells = {
         (cell.dataset, cell.network, cell.estimator)
-        for cell in paper.train_elbos()
+        for cell in paper_elbos()
         if (cell.samples, cell.likelihood) == (samples, likelihood)
     }
     runs = planned(tmp_path, f"table-k{samples}-{likelihood}").runs
@@ -42,7 +42,7 @@ def test_a_table_has_a_run_for_every_cell_of_the_paper(samples, likelihood, tmp_
 
 def test_the_times_are_those_of_the_paper(tmp_path):
     (run,) = planned(tmp_path, "table-time").runs
-    assert run.settings["estimators"] == list(paper.seconds_per_step())
+    assert run.settings["estimators"] == list(paper_seconds_per_step())
     assert run.settings["samples"] == [2, 4]
     (run,) = planned(tmp_path, "table-time", samples=["4"], likelihood=["gaussian"]).runs
     assert run.settings["samples"] == [4]

@@ -1,9 +1,12 @@
-"""Errors that the command line prints as one line, without a traceback."""
+"""How programs end early: errors that are printed as one line, and interruption on request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from types import FrameType
 
 
 class InputError(ValueError):
@@ -21,3 +24,24 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> InputError:
 def shortened(text: str, length: int = 80) -> str:
     """Return a text, cut in the middle where it is too long for a message."""
     return text if len(text) <= length else f"{text[: length // 2]}...{text[-length // 2 + 3 :]}"
+
+
+@contextmanager
+def interruption() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether SIGINT or SIGTERM came, so that the running chunk ends and is saved.
+
+    A second signal raises `KeyboardInterrupt`.
+    """
+    received: list[int] = []
+
+    def request(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,18 +1,30 @@
-"""Files that a crash cannot spoil and that nobody can redirect: atomic writes, locks, and paths that stay inside."""
+"""Files that a crash cannot spoil and that nobody can redirect, and folders that hold one run each."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.records import file_checksum, seal_document
 
 LOCK = "lock"
 """The name of the lock file in a folder."""
+
+CONFIG = "config.json"
+"""Written last: a folder that has it holds a complete run."""
+
+PACKAGES = ("doublecv", "jax", "numpy", "optax", "matplotlib")
+"""The packages whose versions are written into config.json."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -91,3 +103,75 @@ def is_locked(folder: Path) -> bool:
         return True
     except OSError:
         return False
+
+
+def claim(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Make the folder, or raise an `InputError` unless it is empty and can be written to."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file; name a new folder")
+    try:
+        if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
+            raise InputError(f"--out {folder} {_describe(folder, settings)}; name a new folder, or remove this one")
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"--out {folder} cannot be written to ({error.strerror}); name a folder that you may write to"
+        ) from error
+
+
+@contextmanager
+def claimed(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Claim the folder and hold its lock, so that no other process fills it meanwhile."""
+    claim(folder, settings)
+    with locked(folder):
+        claim(folder, settings)  # again: another process may have filled it in between
+        yield
+
+
+def _describe(folder: Path, settings: Mapping[str, Any]) -> str:
+    """Say what a folder holds, compared with the settings of the run that wants it."""
+    try:
+        held = json.loads((folder / CONFIG).read_text())["settings"]
+        different = [name for name, value in settings.items() if held.get(name) != value]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "is not empty"
+    if not different:
+        return "holds this run already"
+    value = held.get(different[0])
+    words = " ".join(map(str, value)) if isinstance(value, list) else value
+    return f"holds another run, with --{different[0].replace('_', '-')} {words}"
+
+
+def write_config(folder: Path, command: str, settings: Mapping[str, Any], files: Sequence[str] = ()) -> None:
+    """Write the settings of a run of `command`, the versions of packages, and checksums of `files` that have none."""
+    config = {
+        "command": command,
+        "settings": settings,
+        "versions": versions(),
+        "platform": platform.platform(),
+        "files": {name: file_checksum(folder / name) for name in files},
+    }
+    write_atomically(folder / CONFIG, seal_document(config))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that the numbers depend on, and the commit of a checkout."""
+    found = {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
+    return found | _commit()
+
+
+def _commit() -> dict[str, str]:
+    """Return the commit of doublecv's source; nothing where it is not a checkout, or there is no git."""
+    source = Path(__file__).parents[3]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(source), "rev-parse", "--show-prefix", "HEAD"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    prefix, _, commit = done.stdout.strip().partition("\n")
+    # A package that is installed inside somebody else's checkout has another prefix.
+    return {"commit": commit} if done.returncode == 0 and prefix == "src/" else {}

@@ -19,7 +19,7 @@ import numpy as np
 
 from doublecv import estimators
 from doublecv.lab.bench.problem import BASELINE, FLOOR, Row
-from doublecv.lab.common import run_folder
+from doublecv.lab.common import files
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import inside
 from doublecv.lab.common.records import (
@@ -215,7 +215,7 @@ def _unfinished(run: Run, entry: SweepRun) -> Run:
 
 
 def _read_train(run: Run, entry: SweepRun) -> Run:
-    planned, config_path, settings_path = run.settings, entry.folder / run_folder.CONFIG, entry.folder / SETTINGS
+    planned, config_path, settings_path = run.settings, entry.folder / files.CONFIG, entry.folder / SETTINGS
     assert planned is not None
     if complete := config_path.exists():
         config = read_document(config_path, _Config)
@@ -269,7 +269,7 @@ def _read_records(reader: LineReader, settings: TrainSettings) -> Records:
 
 
 def _read_toy(run: Run, entry: SweepRun) -> Run:
-    path, table = entry.folder / run_folder.CONFIG, entry.folder / METRICS
+    path, table = entry.folder / files.CONFIG, entry.folder / METRICS
     if not path.exists():
         return _unfinished(run, entry)
     config = read_document(path, _Config)

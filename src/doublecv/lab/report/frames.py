@@ -1,4 +1,4 @@
-"""Make the tables of a report; `doublecv.lab.common.tables` renders each of them in every format."""
+"""Make the tables and the charts of a report, which `doublecv.lab.common` renders in every format."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ import numpy as np
 
 from doublecv.lab.bench.problem import BASELINE
 from doublecv.lab.bench.problem import Row as Timing
-from doublecv.lab.common.charts import appearance
+from doublecv.lab.common.charts import Chart, Line, appearance
 from doublecv.lab.common.tables import Column, Entry, Row, Table, number, significant, words
 from doublecv.lab.report import statistics
-from doublecv.lab.report.charts import MINUTE
-from doublecv.lab.report.collect import BenchFile, Run
+from doublecv.lab.report.collect import POINTS, BenchFile, Run
 from doublecv.lab.report.statistics import CLEAR, DATASETS, PAPER_STEPS, Cell, CellKey, Estimate, in_order
 from doublecv.lab.sweep.plan import Sweep
 from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.toy.results import ToyResults, summarise, summary_row
+
+MINUTE = 60_000
+"""Milliseconds per minute."""
+
+START = 0.1
+"""The share of a run after which all ELBOs are on the chart: the first are so low that the rest would look flat."""
 
 OTHER_STEPS = "run with other numbers of steps"
 MARKS = ("reproduced", "not reproduced", "not finished", OTHER_STEPS, "damaged", "not run")
@@ -252,43 +257,6 @@ def metrics_table(content: Content, likelihood: str, samples: int) -> Table:
     )
 
 
-def order_table(content: Content) -> Table:
-    """Compare the order of the estimators with the paper's, wherever two of its estimators are complete."""
-    compared: list[Cell] = []
-    rows: list[Row] = []
-    for column in (column for key in content.tables for column in content.columns(*key)):
-        cells = [cell for cell in column if cell.complete and cell.paper is not None]
-        measured = {cell.key.estimator: found for cell in cells if (found := cell.measured()) is not None}
-        published = {cell.key.estimator: cell.paper for cell in cells if cell.paper is not None}
-        if (agreement := statistics.order_agreement(measured, published)) is None:
-            continue
-        compared += cells
-        row = {
-            "table": words(table_title(*cells[0].key[:2])),
-            "column": words(column_title(cells[0].key)),
-            "steps": number(cells[0].steps, 0),
-            "measured order": _ranking(measured),
-            Column("paper's order", "paper_order"): _ranking(published),
-            "same": words("yes" if agreement.agreeing == agreement.pairs else "no"),
-            Column("tau", "kendall_tau"): number(agreement.tau, 2),
-            Column("pairs that agree", "agreeing_pairs"): words(f"{agreement.agreeing} of {agreement.pairs}"),
-        }
-        rows.append(row)
-    return Table.of(
-        "order",
-        "Order of the estimators",
-        f"{scale(compared)}. By training ELBO, the best first, for the estimators that the paper also has. Tau is "
-        "Kendall's: 1 for the same order, -1 for the reverse.",
-        rows,
-        row_headings=2,
-    )
-
-
-def _ranking(ranked: Mapping[str, Estimate]) -> Entry:
-    names = sorted(ranked, key=lambda name: -ranked[name].mean)
-    return words(", ".join(appearance(name).label for name in names), " ".join(names))
-
-
 def wall_clock_table(content: Content, likelihood: str, samples: int) -> Table:
     """Return what each estimator reached in all its steps, and in the time that RLOO takes for them."""
     times = content.step_milliseconds(samples)
@@ -439,3 +407,46 @@ def settings_tables(content: Content) -> list[Table]:
         caption = f"All values of each setting in the {len(runs)} runs of doublecv {kind}."
         tables.append(Table.of(f"settings-{kind}", f"Settings of doublecv {kind}", caption, rows))
     return tables
+
+
+def training_charts(
+    cells: Sequence[Cell], metric: str, title: str, step_milliseconds: Mapping[str, float] | None = None
+) -> list[Chart]:
+    """Return the chart of a metric, "elbo" or "encoder_variance", of the cells of one column; none if no run has it.
+
+    Unfinished runs are drawn as far as they got. With times per step by estimator, the chart is over minutes, and
+    estimators without a time are left out.
+    """
+    lines = []
+    for cell in cells:
+        scale = 1.0 if step_milliseconds is None else step_milliseconds.get(cell.key.estimator, 0.0) / MINUTE
+        for runs in (cell.complete, *([run] for run in cell.unfinished)):
+            line = _line(cell.key.estimator, runs, metric)
+            if line is not None and scale > 0:
+                lines.append(line._replace(x=line.x * scale))
+    if not lines:
+        return []
+    reading = "Mean over the seeds; band: from the least to the largest."
+    if any(len(line.x) > POINTS for line in lines):
+        reading += " Long curves are drawn from an evenly spread part of their records."
+    if any(cell.unfinished for cell in cells):
+        reading += " Dotted: a run that is not finished."
+    xlabel = "step" if step_milliseconds is None else "minutes"
+    if metric != "elbo":
+        return [Chart(title, lines, xlabel, "variance of the encoder's gradient", log=True, reading=reading)]
+    reading += " The axis begins below all values after a tenth of the run."
+    late = np.concatenate([line.values.mean(axis=0)[line.x >= START * line.x[-1]] for line in lines])
+    bottom = float(late.min() - 0.04 * (np.ptp(late) or 1.0))
+    return [Chart(title, lines, xlabel, "training ELBO", bottom=bottom, reading=reading)]
+
+
+def _line(estimator: str, runs: Sequence[Run], metric: str) -> Line | None:
+    """Return the values of runs at the steps that all of them have; None if there are none."""
+    curves = [run.records.curves[metric].points for run in runs]
+    steps = sorted(set.intersection(*map(set, curves))) if curves else []
+    if not steps:
+        return None
+    look, values = appearance(estimator), np.array([[curve[step] for step in steps] for curve in curves])
+    if runs[0].state != "complete":
+        look = look._replace(label=f"{look.label}, seed {runs[0].seed}, to step {steps[-1]:,}", style="dotted")
+    return Line(*look, np.array(steps, float), values)

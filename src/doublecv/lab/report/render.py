@@ -23,9 +23,8 @@ from doublecv.lab.common.files import inside, write_atomically
 from doublecv.lab.common.options import Option, ProgramSettings
 from doublecv.lab.common.tables import Table, one_line
 from doublecv.lab.report import frames
-from doublecv.lab.report.charts import training_charts
 from doublecv.lab.report.collect import collect, read_picture
-from doublecv.lab.report.frames import Content, column_title, scale, table_title
+from doublecv.lab.report.frames import Content, column_title, scale, table_title, training_charts
 from doublecv.lab.report.statistics import Cell, CellKey, Estimate, make_cells, paper_elbos
 from doublecv.lab.sweep import plan as sweeps
 from doublecv.lab.toy import results as toy
@@ -33,7 +32,7 @@ from doublecv.lab.toy import results as toy
 FOLDER = "report"
 TITLE = "Double control variates: measured beside the paper"
 LATEX = "% Tables for \\input; they need \\usepackage{booktabs}."
-CSV_FILES = ("cells.csv", "order.csv", "time.csv", "toy.csv", "runs.csv")
+CSV_FILES = ("cells.csv", "time.csv", "toy.csv", "runs.csv")
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,6 @@ def sections(content: Content) -> list[Section]:
         Section(
             "incomplete-runs", "Runs that are not complete", _tables(frames.runs_table(content, only_incomplete=True))
         ),
-        Section("orders", "Order of the estimators", _tables(frames.order_table(content))),
         Section("elbo", "Training ELBO", _tables(*(frames.elbo_table(content, *key) for key in keys))),
         Section("curves", "Variance and ELBO over the steps", list(_curves(content))),
         Section("wall-clock", "Training ELBO against time", list(_against_time(content))),
@@ -213,7 +211,6 @@ def _csv_files(content: Content) -> dict[str, str]:
     times = [frames.times_table(content, name, ("gradient", "step")) for name in content.bench]
     found: list[Table | None] = [
         frames.cells_table(content) if content.tables else None,
-        frames.order_table(content),
         replace(times[0], rows=tuple(row for table in times for row in table.rows)) if times else None,
         frames.toy_table(content),
         frames.runs_table(content),

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from itertools import combinations
 from math import hypot, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -65,32 +64,6 @@ def difference_in_plus_minus(one: Estimate, other: Estimate) -> float | None:
         return None
     combined = hypot(one.plus_minus, other.plus_minus)
     return (one.mean - other.mean) / combined if combined > 0 else None
-
-
-class OrderAgreement(NamedTuple):
-    """The agreement of two rankings: how many of the `pairs` are in the same order in both, and Kendall's tau."""
-
-    pairs: int
-    agreeing: int
-    tau: float
-
-
-def order_agreement(measured: Mapping[str, Estimate], paper: Mapping[str, Estimate]) -> OrderAgreement | None:
-    r"""Compare the order of the estimators that are in both; return None if these are fewer than two.
-
-    Kendall's tau (Kendall, 1938) is
-
-    .. math:: \tau = (\text{agreeing} - \text{disagreeing}) / \text{pairs}
-
-    where a pair that is tied in one of the two rankings neither agrees nor disagrees.
-    """
-
-    def sign(ranked: Mapping[str, Estimate], one: str, other: str) -> int:
-        return (ranked[one].mean > ranked[other].mean) - (ranked[one].mean < ranked[other].mean)
-
-    pairs = combinations([name for name in paper if name in measured], 2)
-    signs = [sign(measured, *pair) * sign(paper, *pair) for pair in pairs]
-    return OrderAgreement(len(signs), signs.count(1), sum(signs) / len(signs)) if signs else None
 
 
 class CellKey(NamedTuple):

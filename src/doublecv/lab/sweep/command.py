@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Annotated
 
 from doublecv import estimators
-from doublecv.lab.common.errors import InputError, unknown_name
+from doublecv.lab.common.errors import InputError, interruption, unknown_name
 from doublecv.lab.common.options import SEED, Option, ProgramSettings
-from doublecv.lab.common.signals import interruption
 from doublecv.lab.data import NAMES as DATASETS
 from doublecv.lab.data import load
 from doublecv.lab.sweep import engine
-from doublecv.lab.sweep.local import LocalWorkers
 from doublecv.lab.sweep.plan import LOG, Only, Sweep, SweepRun, begin, claimed, cores, plan
-from doublecv.lab.sweep.progress import SweepProgress
+from doublecv.lab.sweep.progress import SweepProgress, duration, multiplications_per_second, work
 from doublecv.lab.sweep.ray import LOCAL, RayWorkers, ray_session
 from doublecv.lab.sweep.targets import ALL, LIKELIHOODS, NETWORKS, SEEDS, TARGETS
 
@@ -148,7 +146,7 @@ def run_all(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepR
     with interruption() as asked, SweepProgress(runs) as progress:
         # A benchmark measures this machine, whose name is in sweep.json.
         here = [run for run in runs if run.kind == "bench" or not on_ray]
-        with closing(LocalWorkers(sweep, cores())) as workers:
+        with closing(engine.LocalWorkers(sweep, cores())) as workers:
             engine.run(here, workers, progress, asked)
         if on_ray:
             with closing(RayWorkers(sweep)) as tasks:
@@ -172,8 +170,6 @@ def show(targets: Sequence[str], steps: int | None, seeds: Sequence[int], only: 
     from rich.console import Console
 
     from doublecv.lab.common.tables import Entry, Row, Table, number, words
-    from doublecv.lab.sweep.cost import multiplications_per_second, work
-    from doublecv.lab.sweep.progress import duration
 
     def row(heading: str, summary: str, *names: str) -> Row:
         runs = plan(Path(), names, steps, seeds, only, "").runs

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from doublecv.lab.common import run_folder
+from doublecv.lab.common import files
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import LOCK, inside, is_locked, locked, write_atomically
 from doublecv.lab.common.records import convert, read_fields, seal_document, shown
@@ -78,7 +78,7 @@ class SweepRun:
     def is_done(self) -> bool:
         """Return whether its last file exists, is complete and fits its checksum."""
         try:
-            read_fields(self.folder / (BENCH if self.kind == "bench" else run_folder.CONFIG))
+            read_fields(self.folder / (BENCH if self.kind == "bench" else files.CONFIG))
         except (OSError, InputError):
             return False
         return True
@@ -177,7 +177,7 @@ def plan(
         steps,
         tuple(seeds),
         {key: tuple(values) for key, values in only.items()},
-        run_folder.versions(),
+        files.versions(),
         {"processor": processor(), "cores": cores()},
         tuple(sorted(runs.values(), key=_priority)),
     )

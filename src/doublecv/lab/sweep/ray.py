@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.sweep.engine import STOPPED, Ended
+from doublecv.lab.sweep.engine import Ended
 from doublecv.lab.sweep.plan import Sweep, SweepRun, load
+from doublecv.lab.sweep.worker import STOPPED, run, single_threaded
 
 LOCAL = "local"
 """The address for a cluster that is started on this machine."""
@@ -72,8 +73,6 @@ class RayWorkers:
     def __init__(self, sweep: Sweep) -> None:
         import ray
 
-        from doublecv.lab.sweep.worker import single_threaded
-
         self._folder = sweep.folder.resolve()
         self._stop_file = self._folder / STOP
         self._stop_file.unlink(missing_ok=True)
@@ -121,10 +120,8 @@ def _task(folder: str, name: str, environment: Mapping[str, str]) -> tuple[int, 
     os.environ.update(environment)
     import ray
 
-    from doublecv.lab.sweep import worker
-
     stop_file = Path(folder) / STOP
     if stop_file.exists():
         return STOPPED, ""
     note = f"on the Ray node {ray.get_runtime_context().get_node_id()}, process {os.getpid()}"
-    return worker.run(load(Path(folder)).run(name), stop_file.exists, note)
+    return run(load(Path(folder)).run(name), stop_file.exists, note)

@@ -1,4 +1,4 @@
-"""The tables and figures of Titsias and Shi (2022), each as the runs behind it.
+"""The tables and figures of Titsias and Shi (2022), which targets.toml lists, each as the runs behind it.
 
 A run that several of them show is one run: its name depends only on its settings.
 """
@@ -9,8 +9,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from importlib.resources import files
 from itertools import product
 from typing import Any, NamedTuple
+
+import msgspec
 
 from doublecv import estimators
 from doublecv.lab.bench.problem import BenchSettings
@@ -32,10 +35,6 @@ TOY_ESTIMATORS = {
     200: TOY_PAPER,
 }
 """The estimators of the toy problem with D variables, in all figures."""
-
-TABLE_ESTIMATORS = {2: ("rloo", "double-cv", "disarm", "relax"), 4: ("rloo", "double-cv", "disarm", "arms")}
-FIGURE_ESTIMATORS = {2: TABLE_ESTIMATORS[2], 4: (*TABLE_ESTIMATORS[4], "relax")}
-"""The estimators with K samples in the tables of the paper's appendix, and in its figures."""
 
 
 class Planned(NamedTuple):
@@ -125,40 +124,17 @@ class BenchTarget:
         yield _planned("bench", "bench-" + "-".join(f"k{K}" for K in samples), settings)
 
 
-_TOYS = {
-    "figure-1": ToyTarget("toy problem, D = 200: variance, objective, probability", (200,)),
-    "figure-toy-d1": ToyTarget("toy problem, D = 1: variance, probability", (1,)),
-    "figure-halves": ToyTarget("toy problem, D = 10: the halves of Double CV", (10,)),
-    "figure-alpha": ToyTarget("toy problem, D = 1, 10, 200: alpha", (1, 10, 200)),
-}
-_TABLES = {
-    f"table-k{samples}-{likelihood}": TrainTarget(
-        f"ELBO, K = {samples}, {likelihood.capitalize()} likelihood", samples, TABLE_ESTIMATORS[samples], (likelihood,)
-    )
-    for samples, likelihood in product((2, 4), LIKELIHOODS)
-}
-_FIGURES = {
-    f"figure-{likelihood}-{network}-k{samples}": TrainTarget(
-        f"variance and ELBO, K = {samples}, {likelihood.capitalize()} likelihood, {network}",
-        samples,
-        FIGURE_ESTIMATORS[samples],
-        (likelihood,),
-        (network,),
-    )
-    for (network, samples), likelihood in product((("nonlinear", 2), ("linear", 2), ("linear", 4)), LIKELIHOODS)
-} | {
-    f"figure-{shown.lower()}-nonlinear-k4": TrainTarget(
-        f"{shown}, K = 4, both likelihoods, nonlinear", 4, FIGURE_ESTIMATORS[4], LIKELIHOODS, ("nonlinear",)
-    )
-    for shown in ("variance", "ELBO")
-}
+@dataclass(frozen=True)
+class _Targets:
+    """The content of targets.toml."""
 
-TARGETS: dict[str, TrainTarget | ToyTarget | BenchTarget] = {
-    **_TOYS,
-    **_TABLES,
-    "table-time": BenchTarget("milliseconds per step, K = 4, and also K = 2", (2, 4), FIGURE_ESTIMATORS[4]),
-    **_FIGURES,
-}
+    toy: dict[str, ToyTarget]
+    train: dict[str, TrainTarget]
+    bench: dict[str, BenchTarget]
+
+
+_READ = msgspec.toml.decode(files(__package__).joinpath("targets.toml").read_bytes(), type=_Targets)
+TARGETS: dict[str, TrainTarget | ToyTarget | BenchTarget] = {**_READ.toy, **_READ.train, **_READ.bench}
 """All targets by name, in the order of `--list`."""
 
 ALL = "all"

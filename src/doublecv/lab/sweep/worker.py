@@ -20,9 +20,11 @@ from pathlib import Path
 
 from doublecv.lab.common.files import locked, write_atomically
 from doublecv.lab.data.fetch import cache_folder
-from doublecv.lab.sweep.engine import STOPPED
 from doublecv.lab.sweep.plan import BENCH, FAILURE, LOG, SweepRun, load, processor
 from doublecv.lab.train import settings as train_settings
+
+STOPPED = 130
+"""The exit status of a run that was asked to stop, and did."""
 
 LOCK_TIMEOUT = 120.0
 """Seconds to wait for a run's lock: a worker that lost its parent may take a while to stop."""
@@ -127,8 +129,8 @@ def _train(run: SweepRun, stop: Callable[[], bool]) -> None:
 
 
 def _toy(run: SweepRun, stop: Callable[[], bool]) -> None:
-    from doublecv.lab.toy.command import run_and_show
     from doublecv.lab.toy.problem import ToySettings
+    from doublecv.lab.toy.run import run_and_show
 
     run_and_show(ToySettings.from_json(run.settings), run.folder)
 

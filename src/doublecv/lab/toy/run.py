@@ -1,4 +1,4 @@
-"""Run the toy experiment: record each estimator's variance while it maximises E_q 1/D sum_i (x_i - p0)^2.
+"""Run `doublecv toy`: record each estimator's variance while it maximises E_q 1/D sum_i (x_i - p0)^2.
 
 ::
 
@@ -14,31 +14,81 @@ The figures of section 5.1 and of the appendix of Titsias and Shi (2022) show th
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import fields
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib  # noqa: F401  (if it is missing, this is said before the run and not after it)
 import numpy as np
 import optax
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from doublecv.diagnostics.meter import mean_variance
 from doublecv.distributions import Bernoulli
 from doublecv.estimators import RLOO, Estimator, Learned, LinearEstimator, make
 from doublecv.jax import Expectation
 from doublecv.jax.diagnostics import measure
+from doublecv.lab.common import files
+from doublecv.lab.common.charts import appearance
 from doublecv.lab.toy.exact import exact_optimal_alpha, exact_variance, has_exact_variance
 from doublecv.lab.toy.problem import ToyProblem, ToySettings
-from doublecv.lab.toy.results import Curves, ToyResults, record_iterations
+from doublecv.lab.toy.results import (
+    METRICS,
+    Curves,
+    ToyResults,
+    record_iterations,
+    table,
+    write_figures,
+    write_metrics,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray
 
 CHUNK = 1_000_000
 """The number of uniform numbers drawn at once; more fresh estimates are computed in parts, to save memory."""
+
+
+def main(settings: ToySettings) -> None:
+    """Run the experiment with a progress bar, write the folder and print the table."""
+    settings.check()
+    folder = settings.out
+    with nullcontext() if folder is None else files.claimed(folder, settings.as_json()):
+        run_and_show(settings, folder)
+
+
+def run_and_show(settings: ToySettings, folder: Path | None) -> None:
+    """Run the experiment, write its files into a folder that belongs to it, and print the table."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    results = run_with_progress(settings)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    if folder is not None:
+        with (folder / METRICS).open("w", newline="") as file:
+            write_metrics(results, file)
+        write_figures(results, folder)
+        files.write_config(folder, "toy", settings.as_json(), [METRICS])
+    console = Console()
+    console.print(table(results))
+    console.print(f"{wall:.0f} s, {cpu:.0f} s of CPU time", highlight=False)
+    if folder is not None:
+        console.print(f"written to {folder}", highlight=False, soft_wrap=True, markup=False)
+
+
+def run_with_progress(settings: ToySettings) -> ToyResults:
+    """Call `run` with a progress bar on standard error."""
+    records = len(record_iterations(settings)) * settings.seeds * len(settings.estimators)
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compiling", total=records)
+        return run(settings, lambda name: bar.update(task, advance=1, description=appearance(name).label))
 
 
 def run(settings: ToySettings, progress: Callable[[str], None] | None = None) -> ToyResults:

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublecv.lab.common.devices import request_cpu_devices
-from doublecv.lab.common.errors import InputError
-from doublecv.lab.common.signals import interruption
+from doublecv.lab.common.errors import InputError, interruption
 from doublecv.lab.train import distributed
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run

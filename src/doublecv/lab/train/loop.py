@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from doublecv.estimators import Learned, LinearEstimator
-from doublecv.lab.common import run_folder
+from doublecv.lab.common import files
 from doublecv.lab.common.devices import Devices, devices_for
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
@@ -116,7 +116,7 @@ def _run(
     for seed in settings.seed_numbers:
         results += _run(settings.of_seed(seed), folder and folder / f"seed-{seed}", dataset, callbacks, devices)
     if written is not None:
-        run_folder.write_config(written, "train", settings.as_json())
+        files.write_config(written, "train", settings.as_json())
     return tuple(results)
 
 
@@ -135,7 +135,7 @@ def _extend(folder: Path, held: TrainSettings, settings: TrainSettings) -> None:
     The last step of a run is evaluated in any case. Where the longer run is not evaluated at that step, its metrics
     differ from there on, so the last checkpoint is dropped and the run resumes from the one before.
     """
-    (folder / run_folder.CONFIG).unlink(missing_ok=True)
+    (folder / files.CONFIG).unlink(missing_ok=True)
     if held.steps % held.evaluate_every:
         for path in checkpoint.paths(folder):
             if checkpoint.step_of(path) == held.steps:
@@ -255,7 +255,7 @@ class Run:
                 write_pictures(self.written / name, of_seed.model, self.dataset, key_of(of_seed, PICTURES))
         if self.written is not None:
             self.metrics.sync()
-            run_folder.write_config(self.written, "train", self.settings.as_json())
+            files.write_config(self.written, "train", self.settings.as_json())
 
     def _stop_if_requested(self) -> None:
         if distributed.any_process(self.callbacks.stop()):

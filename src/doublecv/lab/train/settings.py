@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from doublecv import estimators
 from doublecv.distributions import Bernoulli, Categorical
 from doublecv.estimators import Estimator, MultiSampleBound
-from doublecv.lab.common import run_folder
+from doublecv.lab.common import files
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
 from doublecv.lab.common.options import SEED, Option, ProgramSettings, flag
@@ -273,7 +273,7 @@ def write(folder: Path, settings: TrainSettings) -> None:
     """Claim a new or empty folder and write the settings into it."""
     with suppress(NotADirectoryError):
         (folder / f".{FILE}-partial").unlink(missing_ok=True)
-    run_folder.claim(folder, settings.as_json())
+    files.claim(folder, settings.as_json())
     rewrite(folder, settings)
 
 
@@ -312,7 +312,7 @@ def is_started(folder: Path) -> bool:
 def is_finished(folder: Path) -> bool:
     """Return whether the folder holds a complete run: its last file is there and can be read."""
     try:
-        read_fields(folder / run_folder.CONFIG)
+        read_fields(folder / files.CONFIG)
     except (OSError, InputError):
         return False
     return True
