@@ -17,7 +17,7 @@ from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.records import LineReader, seal_document
 from doublecv.lab.report import render
 from doublecv.lab.sweep import plan as sweep
-from doublecv.lab.train import metrics
+from doublecv.lab.train import results
 
 SCRIPT = "<script>alert(1)</script>"
 TEX = r"\input{/etc/passwd}\write18{id}"
@@ -36,7 +36,7 @@ def tables(folder):
     return content
 
 
-def rewrite(folder, change, name=metrics.FILE):
+def rewrite(folder, change, name=results.METRICS):
     """Change the records of a run and seal them again: what a faulty program would have written."""
     path = folder / "runs" / "rloo-1" / name
     records = list(LineReader(path))
@@ -114,7 +114,7 @@ def test_records_that_cannot_be(copy, change, said):
 def test_an_unfinished_run_that_lost_its_end_is_noticed(copy):
     """Lines before the last checkpoint are missing; those after it may be."""
     run = copy / "runs" / "disarm-1"
-    path, lines = run / metrics.FILE, (run / metrics.FILE).read_bytes().splitlines(keepends=True)
+    path, lines = run / results.METRICS, (run / metrics.FILE).read_bytes().splitlines(keepends=True)
     checkpoint = run / "checkpoint-000000008" / "checkpoint.json"
     checkpoint.parent.mkdir()
     length = sum(map(len, lines[:-1]))
@@ -150,7 +150,7 @@ def test_a_folder_with_another_run_is_not_counted(copy):
 
 
 def test_a_nan_stops_nothing(copy):
-    path = copy / "runs" / "rloo-1" / metrics.FILE
+    path = copy / "runs" / "rloo-1" / results.METRICS
     lines = [{**record} for record in LineReader(path)]
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     path.write_text(re.sub(r'"train_elbo": [-\d.]+', '"train_elbo": NaN', text, count=1))
@@ -306,8 +306,8 @@ def test_links_out_of_the_sweep_are_not_read(copy, tmp_path):
     shutil.rmtree(copy / "runs" / "rloo-1")
     (copy / "runs" / "rloo-1").symlink_to(elsewhere)
     assert "is a symbolic link" in why(copy, "entry 1")
-    (copy / "runs" / "rloo-2" / metrics.FILE).unlink()
-    (copy / "runs" / "rloo-2" / metrics.FILE).symlink_to(elsewhere / metrics.FILE)
+    (copy / "runs" / "rloo-2" / results.METRICS).unlink()
+    (copy / "runs" / "rloo-2" / results.METRICS).symlink_to(elsewhere / metrics.FILE)
     assert "found a symbolic link, wanted a regular file" in why(copy, "rloo-2")
 
 

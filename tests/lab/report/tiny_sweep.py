@@ -12,7 +12,7 @@ from doublecv.lab.common.records import seal_document, seal_line
 from doublecv.lab.sweep import plan as sweep
 from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.toy.results import METRICS, Curves, ToyResults, record_iterations, write_metrics
-from doublecv.lab.train import metrics
+from doublecv.lab.train import results
 from doublecv.lab.train.settings import FILE as SETTINGS
 from doublecv.lab.train.settings import TrainSettings
 
@@ -100,7 +100,7 @@ class TinySweep:
         (folder / sweep.LOG).touch()
         (folder / SETTINGS).write_bytes(seal_document(settings.as_json() | {"data_dir": None, "tensorboard": False}))
         write_lines(
-            folder / metrics.FILE, records(settings, LEVEL[settings.estimator] if level is None else level, upto)
+            folder / results.METRICS, records(settings, LEVEL[settings.estimator] if level is None else level, upto)
         )
         if upto is None:
             pixels = np.random.default_rng(0).integers(0, 256, (42, 70), dtype=np.uint8)

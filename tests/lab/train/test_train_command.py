@@ -14,8 +14,7 @@ from doublecv.lab.common.records import LineReader
 from doublecv.lab.train import distributed
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.loop import run
-from doublecv.lab.train.metrics import Metrics
-from doublecv.lab.train.results import NotFinite, table
+from doublecv.lab.train.results import Metrics, NotFinite, table
 from tiny_images import tiny_dataset, tiny_settings
 
 SMALL = [

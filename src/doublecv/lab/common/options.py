@@ -121,8 +121,6 @@ class _Setting(NamedTuple):
             group.add_argument(self.flag, action="store_true", **keywords)
             return
         keywords |= {"default": value, "type": self.convert, "metavar": self.metavar}
-        # Completion reads the choices; `check` checks them.
-        keywords["choices"] = self.choices or (None if option.names is None else option.names())
         if option.without_value is not None:
             keywords |= {"nargs": "?", "const": option.without_value}
         if self.several:
@@ -281,9 +279,6 @@ def _attribute_docstrings(cls: type) -> dict[str, str]:
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are `InputError`s."""
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Leave the choices to the settings."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the message in our words."""

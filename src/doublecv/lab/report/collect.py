@@ -35,7 +35,7 @@ from doublecv.lab.common.records import (
 from doublecv.lab.sweep.plan import BENCH, FAILURE, Sweep, SweepRun
 from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.toy.results import METRICS, Curves, ToyResults, record_iterations
-from doublecv.lab.train import metrics
+from doublecv.lab.train import results as train_results
 from doublecv.lab.train.settings import EXECUTION, TrainSettings
 from doublecv.lab.train.settings import FILE as SETTINGS
 
@@ -223,7 +223,7 @@ def _read_train(run: Run, entry: SweepRun) -> Run:
         run = replace(run, versions=config.versions | {"platform": config.platform})
     else:
         run = _unfinished(run, entry)
-        if not (entry.folder / metrics.FILE).exists():
+        if not (entry.folder / train_results.METRICS).exists():
             return run
         held = read_fields(settings_path)
         # Version 0.1 put the settings into a field of their own.
@@ -233,7 +233,7 @@ def _read_train(run: Run, entry: SweepRun) -> Run:
         found = settings.as_json()[name]
         if name not in ("steps", "seeds", "parallel_seeds") and found != wanted:
             raise InputError(f"{entry.folder} holds a run with {name} {shown(found)}, not {shown(wanted)}")
-    reader = LineReader(entry.folder / metrics.FILE, unfinished=not complete)
+    reader = LineReader(entry.folder / train_results.METRICS, unfinished=not complete)
     records = _read_records(reader, settings)
     for name in ("train_elbo", "test_elbo") if complete else ():
         if name not in records.last:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -384,29 +383,16 @@ def runs_table(content: Content, only_incomplete: bool = False) -> Table:
     )
 
 
-def settings_tables(content: Content) -> list[Table]:
-    """Return the versions, and for each kind of run the values of all settings."""
+def versions_table(content: Content) -> Table:
+    """Return the versions and the machine of the sweep and of its runs."""
     versions: dict[str, dict[str, None]] = {}
     sweep = content.sweep
     for found in (sweep.versions, *(run.versions for run in content.runs), sweep.machine):
         for name, version in found.items():
             versions.setdefault(name, {})[str(version)] = None
-    rows: list[Row] = [{"name": words(name), "version": words(", ".join(used))} for name, used in versions.items()]
+    rows = [{"name": words(name), "version": words(", ".join(used))} for name, used in versions.items()]
     caption = "Where there are several, different runs used different ones."
-    tables = [Table.of("versions", "Versions and machine", caption, rows)]
-    for kind in ("train", "toy", "bench"):
-        runs = [run for run in sweep.runs if run.kind == kind]
-        names = dict.fromkeys(name for run in runs for name in run.settings)
-        rows = [
-            {
-                "setting": words(name),
-                "values": words("; ".join(dict.fromkeys(json.dumps(run.settings.get(name)) for run in runs))),
-            }
-            for name in names
-        ]
-        caption = f"All values of each setting in the {len(runs)} runs of doublecv {kind}."
-        tables.append(Table.of(f"settings-{kind}", f"Settings of doublecv {kind}", caption, rows))
-    return tables
+    return Table.of("versions", "Versions and machine", caption, rows)
 
 
 def training_charts(

@@ -149,14 +149,14 @@ def sections(content: Content) -> list[Section]:
         Section("toy-problem", "Toy problem", toys),
         Section("time", "Time per step", _tables(*(frames.times_table(content, name) for name in content.bench))),
         Section("pictures", "Pictures", list(_pictures(content))),
-        Section("settings", "Settings and versions", _tables(*frames.settings_tables(content))),
+        Section("versions", "Versions", _tables(frames.versions_table(content))),
     ]
     return [section for section in found if section.groups]
 
 
 def tables(shown: Sequence[Section]) -> list[Table]:
     """Return all tables of results, in the order of the page."""
-    groups = [group for section in shown if section.name != "settings" for group in section.groups]
+    groups = [group for section in shown if section.name != "versions" for group in section.groups]
     return [table for group in groups for table in group.tables]
 
 

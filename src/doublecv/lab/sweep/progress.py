@@ -26,7 +26,7 @@ from doublecv.lab.data.catalogue import size
 from doublecv.lab.sweep.plan import SweepRun
 from doublecv.lab.sweep.targets import own_samples
 from doublecv.lab.sweep.worker import single_threaded
-from doublecv.lab.train.metrics import FILE as METRICS
+from doublecv.lab.train.results import METRICS
 
 COMPILATION = 1e11
 """The cost of compiling a program, some seconds."""

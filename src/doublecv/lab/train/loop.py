@@ -34,8 +34,7 @@ from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
 from doublecv.lab.train import checkpoint, distributed
 from doublecv.lab.train import settings as train_settings
-from doublecv.lab.train.metrics import Metrics, has_end
-from doublecv.lab.train.results import Callbacks, Interrupted, NotFinite, TrainResult
+from doublecv.lab.train.results import Callbacks, Interrupted, Metrics, NotFinite, TrainResult, has_end
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import Program, Report, State, key_of, make_step
 from doublecv.lab.vae.objective import bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import locked, write_atomically
@@ -74,15 +74,6 @@ class Measurement:
     network: str = "nonlinear"
     bound_samples: int = 1
 
-    @property
-    def variance_times_evaluations(self) -> float:
-        """The number of evaluations needed to average down to unit variance."""
-        return self.variance * self.evaluations
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all fields, and the variance times the evaluations."""
-        return asdict(self) | {"variance_times_evaluations": self.variance_times_evaluations}
-
 
 @dataclass(frozen=True)
 class Numbers:
@@ -95,39 +86,29 @@ class Numbers:
 
 def main(settings: VarianceSettings) -> None:
     """Measure all runs and write the results after each measurement."""
-    settings.check()
-    settings.out.mkdir(parents=True, exist_ok=True)
-    with locked(settings.out):
-        _measure(settings)
-
-
-def _measure(settings: VarianceSettings) -> None:
     from rich.console import Console
 
     from doublecv.lab.variance.measure import measure
 
-    found = earlier_measurements(settings)
-    names = settings.estimators or measurable()
-    console = Console()
-    for run in settings.runs:
-        before = [one for one in found if one.run == str(run.resolve())]
-        for one in measure(run, names, settings.samples, settings.draws, settings.fit_steps, settings.data_dir, before):
-            console.print(
-                f"{one.dataset} {one.likelihood} {one.steps:>6} steps  K={one.samples}  {one.estimator:<30} "
-                f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x {_first_name(one)}",
-                highlight=False,
-                soft_wrap=True,
-            )
-            if one not in found:
-                found.append(one)
-                _write(settings, found)
-    console.print(f"written to {settings.out}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _write(settings: VarianceSettings, found: Sequence[Measurement]) -> None:
-    numbers = {"draws": settings.draws, "fit_steps": settings.fit_steps, "measured": [one.as_json() for one in found]}
-    write_atomically(settings.out / NUMBERS, seal_document(numbers))
-    write_atomically(settings.out / TABLES, tables(found).encode())
+    settings.check()
+    console, out = Console(), settings.out
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        found = earlier_measurements(settings)
+        for run in settings.runs:
+            for one in measure(run, settings, [one for one in found if one.run == str(run.resolve())]):
+                console.print(
+                    f"{one.dataset} {one.likelihood} {one.steps:>6} steps  K={one.samples}  {one.estimator:<30} "
+                    f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x {_first_name(one)}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+                if one not in found:
+                    found.append(one)
+                    numbers = Numbers(settings.draws, settings.fit_steps, found)
+                    write_atomically(out / NUMBERS, seal_document(asdict(numbers)))
+                    write_atomically(out / TABLES, tables(found).encode())
+    console.print(f"written to {out}", highlight=False, soft_wrap=True, markup=False)
 
 
 def earlier_measurements(settings: VarianceSettings) -> list[Measurement]:
@@ -167,15 +148,12 @@ def _table(found: Sequence[Measurement]) -> str:
     first, rows = _first_name(found[0]), []
     for name in [name for name in estimator_names() if any(one.estimator == name for one in found)]:
         row = {"estimator": words(name)}
-        for samples in sorted({one.samples for one in found}):
-            one = cells.get((name, samples))
-            row |= {
-                f"K = {samples}": Entry() if one is None else significant(one.variance, 4, one.standard_error),
-                f"K = {samples}, / {first}": Entry() if one is None else number(one.relative, 3),
-                f"K = {samples}, times evaluations": (
-                    Entry() if one is None else significant(one.variance_times_evaluations, 4)
-                ),
-            }
+        for K in sorted({one.samples for one in found}):
+            one, entries = cells.get((name, K)), [Entry()] * 3
+            if one is not None:
+                cost = significant(one.variance * one.evaluations, 4)
+                entries = [significant(one.variance, 4, one.standard_error), number(one.relative, 3), cost]
+            row |= zip((f"K = {K}", f"K = {K}, / {first}", f"K = {K}, times evaluations"), entries, strict=True)
         rows.append(row)
     dataset, likelihood, network, bound_samples, steps = _model(found[0])
     title = f"{dataset}, {likelihood} likelihood, {'' if network == 'nonlinear' else f'{network}, '}{steps:,} steps"

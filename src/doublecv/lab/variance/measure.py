@@ -25,21 +25,13 @@ from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.train.step import loss, make_expectation, make_objective, start_estimator, start_state
 from doublecv.lab.vae.likelihoods import observe
 from doublecv.lab.vae.model import VAE
-from doublecv.lab.variance.command import Measurement
+from doublecv.lab.variance.command import Measurement, VarianceSettings, measurable
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
 
-def measure(
-    folder: Path,
-    names: Sequence[str],
-    samples: Sequence[int],
-    draws: int,
-    fit_steps: int,
-    data_dir: Path | None = None,
-    measured: Sequence[Measurement] = (),
-) -> Iterator[Measurement]:
+def measure(folder: Path, asked: VarianceSettings, measured: Sequence[Measurement] = ()) -> Iterator[Measurement]:
     """Yield the variances of the estimators at the model of a run, for every K that of RLOO, or of VIMCO, first.
 
     All are measured on the same images and with the same number of draws. Coefficients in which the estimate is linear
@@ -50,13 +42,13 @@ def measure(
     """
     known = {(one.steps, one.estimator, one.samples): one for one in measured}
     settings = train_settings.read(folder)
-    dataset = load(settings.dataset, data_dir or settings.data_dir)
+    dataset = load(settings.dataset, asked.data_dir or settings.data_dir)
     step, model = _newest_model(folder, settings, dataset)
     images = jnp.asarray(dataset.train)
     first = "rloo" if settings.objective == "elbo" else "vimco"
-    for K in samples:
+    for K in asked.samples:
         of_first = None
-        for name in [first, *(name for name in names if name != first)]:
+        for name in dict.fromkeys((first, *(asked.estimators or measurable()))):
             of_name = replace(settings, estimator=name, samples=K, decoder_samples="shared")
             try:
                 of_name.check()
@@ -65,14 +57,14 @@ def measure(
             if (before := known.get((step, name, K))) is not None:
                 variance, standard_error = before.variance, before.standard_error
             else:
-                program = _program(_of_the_loss(of_name), draws, fit_steps)
+                program = _program(_of_the_loss(of_name), asked.draws, asked.fit_steps)
                 variance, standard_error = summarize(program(model, images, jax.random.key(settings.seed)))
             of_first = variance if of_first is None else of_first
             yield Measurement(
-                run=str(folder.resolve()),
-                dataset=settings.dataset,
-                likelihood=settings.likelihood,
-                steps=step,
+                str(folder.resolve()),
+                settings.dataset,
+                settings.likelihood,
+                step,
                 trained_with=settings.estimator,
                 estimator=name,
                 samples=K,
@@ -103,13 +95,10 @@ def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tu
 
 def _of_the_loss(settings: TrainSettings) -> TrainSettings:
     """Return the settings that the loss depends on, with defaults for all others, so that models share a program."""
-    used = (
-        *("likelihood", "network", "latent", "latents", "categories", "batch", "estimator", "samples"),
-        *("objective", "bound_samples_train"),
-    )
-    return TrainSettings(
-        **{name: getattr(settings, name) for name in used}, coefficient_learning_rate=settings.coefficient_rate
-    )
+    every = ("steps", "record_every", "evaluate_every", "checkpoint_every", "bound_samples")
+    run = ("dataset", "seed", "seeds", "parallel_seeds", "learning_rate", "data_dir")
+    unused = {name: getattr(TrainSettings, name) for name in (*every, *run)}
+    return replace(settings, **unused, coefficient_learning_rate=settings.coefficient_rate)
 
 
 @lru_cache
