@@ -205,10 +205,10 @@ KINDS: dict[str, Kind] = {
 def problems() -> list[HarmProblem]:
     """Return the problems of the complete benchmark, which are in harm.csv."""
     text = files(__package__).joinpath("harm.csv").read_text(encoding="utf-8")
-    kinds = {field.name: type(field.default) for field in fields(HarmProblem)} | {"kind": str}
-    kinds |= {"samples": int, "variables": int}
+    types: dict[str, Any] = {field.name: type(field.default) for field in fields(HarmProblem)}
+    types |= {"kind": str, "samples": int, "variables": int}
     rows = csv.DictReader(text.splitlines())
-    return [HarmProblem(**{name: kinds[name](value) for name, value in row.items()}) for row in rows]
+    return [HarmProblem(**{name: types[name](value) for name, value in row.items()}) for row in rows]
 
 
 @dataclass(frozen=True)

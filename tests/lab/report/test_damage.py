@@ -114,7 +114,7 @@ def test_records_that_cannot_be(copy, change, said):
 def test_an_unfinished_run_that_lost_its_end_is_noticed(copy):
     """Lines before the last checkpoint are missing; those after it may be."""
     run = copy / "runs" / "disarm-1"
-    path, lines = run / results.METRICS, (run / metrics.FILE).read_bytes().splitlines(keepends=True)
+    path, lines = run / results.METRICS, (run / results.METRICS).read_bytes().splitlines(keepends=True)
     checkpoint = run / "checkpoint-000000008" / "checkpoint.json"
     checkpoint.parent.mkdir()
     length = sum(map(len, lines[:-1]))
@@ -307,7 +307,7 @@ def test_links_out_of_the_sweep_are_not_read(copy, tmp_path):
     (copy / "runs" / "rloo-1").symlink_to(elsewhere)
     assert "is a symbolic link" in why(copy, "entry 1")
     (copy / "runs" / "rloo-2" / results.METRICS).unlink()
-    (copy / "runs" / "rloo-2" / results.METRICS).symlink_to(elsewhere / metrics.FILE)
+    (copy / "runs" / "rloo-2" / results.METRICS).symlink_to(elsewhere / results.METRICS)
     assert "found a symbolic link, wanted a regular file" in why(copy, "rloo-2")
 
 
