@@ -48,14 +48,17 @@ def finished(arguments, environment):
     return done
 
 
+def free_address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 class Pair:
     """Two processes that train together, with a coordinator at a free port of this machine."""
 
     def __init__(self, environment, *arguments):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        together = ["--coordinator", address, "--processes", 2]
+        together = ["--coordinator", free_address(), "--processes", 2]
         self.processes = [
             subprocess.Popen(
                 command(*own, *together, "--process", number),
@@ -208,6 +211,31 @@ def test_two_processes_stop_together_and_go_on_to_the_losses_of_one(one, environ
     assert_same_losses(folder, one)
     written = {path.name for path in folder.iterdir() if not path.name.startswith("checkpoint-")}
     assert written == {".metrics.lock", "config.json", "metrics.jsonl", "pictures.png", "settings.json"}
+
+
+def test_a_first_process_whose_others_never_start_ends_with_a_sentence(environment, tmp_path):
+    program = """
+import sys
+from doublecv.lab.cli import main
+from doublecv.lab.train import distributed
+distributed.SECONDS_TO_CONNECT = 2
+main(sys.argv[1:])
+"""
+    address = free_address()
+    arguments = [*RUN, "--out", tmp_path / "run", "--coordinator", address, "--processes", 2, "--process", 0]
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == (
+        f"doublecv train: process 0 of 2 did not find the others at {address} within 2 s; start them, or correct the "
+        "address\n"
+    )
 
 
 def test_processes_with_other_arguments_are_told(environment, tmp_path):

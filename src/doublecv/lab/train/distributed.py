@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 import jax
@@ -39,7 +40,8 @@ def distributed_session(settings: TrainSettings) -> Iterator[None]:
     if process > 0:
         _wait_for(settings.coordinator)
     try:
-        jax.distributed.initialize(settings.coordinator, processes, process, initialization_timeout=SECONDS_TO_CONNECT)
+        with _time_limit(f"process {process} of {processes} did not find the others at {settings.coordinator}"):
+            jax.distributed.initialize(settings.coordinator, processes, process)
         yield
     except JaxRuntimeError as error:
         _exit_without_barrier()
@@ -67,6 +69,25 @@ def _wait_for(coordinator: str) -> None:
                     "start process 0 there, or correct the address"
                 ) from error
         time.sleep(0.2)
+
+
+@contextmanager
+def _time_limit(failure: str) -> Iterator[None]:
+    """Exit with a sentence if the body takes too long; JAX itself would abort with a trace of the machine's stack."""
+
+    def leave() -> None:
+        sys.stderr.write(
+            f"doublecv train: {failure} within {SECONDS_TO_CONNECT} s; start them, or correct the address\n"
+        )
+        sys.stderr.flush()
+        os._exit(2)
+
+    timer = Timer(SECONDS_TO_CONNECT, leave)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _exit_without_barrier() -> None:
