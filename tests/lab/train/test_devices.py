@@ -162,13 +162,15 @@ def exchanged(**changes):
 
 compare(estimator="double-cv", samples=3)
 compare(estimator="relax", likelihood="gaussian", seeds=(3, 4))
+compare(estimator="vimco-double-cv", objective="iwae", bound_samples_train=3)
+compare(estimator="quadratic-double-cv", network="two-layer")
 print("exchanged", exchanged(estimator="rloo", network="nonlinear"))
 """
 
 
 def test_devices_compute_what_one_computes_and_exchange_sums_alone(environment):
     done = finished([sys.executable, "-c", PROGRAM, str(Path(__file__).parents[2])], environment)
-    assert done.stdout.count("same") == 2
+    assert done.stdout.count("same") == 4
     # All that goes from device to device are sums over the batch: nothing that is gathered, nothing that is passed on.
     assert done.stdout.endswith("exchanged {'all-reduce'}\n")
 
