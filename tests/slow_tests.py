@@ -41,10 +41,20 @@ LEFT_OUT = (
     Left("tests/lab/bench/test_harm.py::test_the_quadratic_form_*", ("slow",), "one problem, in the same file"),
     Left("tests/lab/train/test_training_estimators.py*", ("slow",), "the training step with a few estimators"),
     Left("tests/lab/train/test_train_command.py*", ("slow",), "the command line, without training"),
+    Left(
+        "tests/estimators/test_battery.py::test_unbiased_*-4-quadratic?", ("slow",), "2 and 3 samples, and the network"
+    ),
+    Left(
+        "tests/estimators/test_battery.py::test_unbiased_*-4-multilinear?",
+        ("slow",),
+        "2 and 3 samples, and the network",
+    ),
     Left("tests/estimators/test_rebar.py::test_*z_test*", ("slow",), "quadrature, which is exact, in the same file"),
     Left("tests/lab/toy/test_toy.py::test_every_other_*", ("slow",), "the toy run with the paper's estimators"),
     Left("tests/lab/toy/test_toy_figures.py::test_figures_are_the_same*", ("slow",), "that every figure is drawn"),
-    Left("tests/lab/vae/test_vae_objective.py::test_bounds_*[sampled-*", ("slow",), "the bounds in analytic form"),
+    Left(
+        "tests/lab/sweep/test_reproduce_command.py::test_the_speed_*", ("slow",), "the list with a speed that is given"
+    ),
     Left("tests/jax/test_jax_compiled.py*", ("slow",), "compiled against uncompiled gradients of small batches"),
 )
 

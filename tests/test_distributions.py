@@ -22,6 +22,11 @@ LIBRARIES = {"numpy": np.asarray, "jax": jnp.asarray, "torch": torch.as_tensor}
 SHAPES = {dcv.Bernoulli: (2, 3), dcv.Categorical: (2, 2, 3)}
 
 
+def compiled(library, function):
+    """Return the function as one program where the library is JAX, which compiles every operation apart otherwise."""
+    return jax.jit(function) if library == "jax" else function
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request):
     return request.param
@@ -58,6 +63,7 @@ class TestAgainstEnumeration:
     def test_score_is_the_derivative_of_log_prob(self, q, family, x64):
         points, _ = support(q)
         scores = jax.vmap(jax.grad(lambda logits, x: family(logits).log_prob(x).sum()), in_axes=(None, 0))
+        scores = jax.jit(scores)
         np.testing.assert_allclose(scores(jnp.asarray(q.logits), jnp.asarray(points)), q.score(points), atol=1e-14)
 
     def test_samples_have_the_probabilities(self, family):
@@ -81,7 +87,8 @@ def test_pairwise_dots_are_the_inner_products_of_all_pairs(family, library, entr
             generator.normal(size=(entries, *shape)),
             generator.normal(size=(3, *shape)),
         )
-        found = family(logits=as_array(logits)).pairwise_dot(as_array(a), as_array(b))
+        pairwise_dot = compiled(library, lambda q, a, b: q.pairwise_dot(a, b))
+        found = pairwise_dot(family(logits=as_array(logits)), as_array(a), as_array(b))
         wanted = (a[:, None] * b[None]).sum(axis=tuple(range(-family.event_axes, 0)))
         assert tuple(found.shape) == wanted.shape
         np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12, atol=1e-12)
@@ -95,19 +102,15 @@ class TestNumerics:
         if family is dcv.Categorical:
             values = np.stack([values, np.zeros_like(values), values[::-1]], axis=-1)
             values[values == np.inf] = 1e30
-        q = family(logits=LIBRARIES[library](values))
-        x = q.sample(LIBRARIES[library](np.full(values.shape[:1], 0.5, dtype=dtype)))
-        other = family(logits=LIBRARIES[library](np.ones_like(values)))
-        for result in (
-            q.mean,
-            q.covariance_product(x),
-            q.log_prob(x),
-            q.entropy(),
-            q.kl(other),
-            q.kl(q),
-            q.score(x),
-            x,
-        ):
+
+        def everything(q, noise, other):
+            x = q.sample(noise)
+            of_x = q.covariance_product(x), q.log_prob(x), q.score(x), x
+            return q.mean, q.entropy(), q.kl(other), q.kl(q), *of_x
+
+        q, other = (family(logits=LIBRARIES[library](logits)) for logits in (values, np.ones_like(values)))
+        noise = LIBRARIES[library](np.full(values.shape[:1], 0.5, dtype=dtype))
+        for result in compiled(library, everything)(q, noise, other):
             assert str(np.asarray(result).dtype) == dtype
             assert np.all(np.isfinite(np.asarray(result)))
 
@@ -133,7 +136,7 @@ class TestNumerics:
             "kl": (lambda logits: dcv.Bernoulli(logits).kl(dcv.Bernoulli(jnp.asarray([2.0]))), -0.5),
         }
         function, wanted = functions[method]
-        assert jax.grad(function)(jnp.zeros(1))[0] == pytest.approx(wanted, abs=1e-14)
+        assert jax.jit(jax.grad(function))(jnp.zeros(1))[0] == pytest.approx(wanted, abs=1e-14)
         leaf = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         q, ones = dcv.Bernoulli(leaf), torch.ones(1, dtype=torch.float64)
         values = {"mean": q.mean.sum(), "entropy": q.entropy(), "log_prob": q.log_prob(ones)}
@@ -141,8 +144,9 @@ class TestNumerics:
         assert torch.autograd.grad(value, leaf)[0].item() == pytest.approx(wanted, abs=1e-14)
 
     def test_second_derivative_of_the_mean(self, x64):
+        second_derivative = jax.jit(jax.grad(jax.grad(lambda z: dcv.Bernoulli(z[None]).mean[0])))
         for logit in (-3.0, 0.0, 0.7):
-            second = jax.grad(jax.grad(lambda z: dcv.Bernoulli(z[None]).mean[0]))(jnp.asarray(logit))
+            second = second_derivative(jnp.asarray(logit))
             mean = scipy.special.expit(logit)
             assert second == pytest.approx(mean * (1 - mean) * (1 - 2 * mean), abs=1e-14)
 
@@ -177,24 +181,21 @@ class TestLibraries:
     def test_the_same_numbers_as_numpy(self, family, library, x64):
         logits = make_logits(family)
         noise = np.random.default_rng(1).uniform(size=(4, 2, VARIABLES[family][0]))
-        reference, q = family(logits=logits), family(logits=LIBRARIES[library](logits))
-        other = family(logits=q.logits * 0.3)
-        x, reference_x = q.sample(LIBRARIES[library](noise)), reference.sample(noise)
-        np.testing.assert_array_equal(np.asarray(x), reference_x)
-        pairs = [
-            (q.mean, reference.mean),
-            (q.covariance_product(x), reference.covariance_product(reference_x)),
-            (q.score(x), reference.score(reference_x)),
-            (q.log_prob(x), reference.log_prob(reference_x)),
-            (q.entropy(), reference.entropy()),
-            (q.kl(other), reference.kl(family(logits=logits * 0.3))),
-        ]
-        for got, wanted in pairs:
+
+        def everything(q, noise):
+            x = q.sample(noise)
+            of_q = q.mean, q.entropy(), q.kl(family(logits=q.logits * 0.3))
+            return x, *of_q, q.covariance_product(x), q.score(x), q.log_prob(x)
+
+        results = compiled(library, everything)(family(logits=LIBRARIES[library](logits)), LIBRARIES[library](noise))
+        reference = everything(family(logits=logits), noise)
+        np.testing.assert_array_equal(np.asarray(results[0]), reference[0])
+        for got, wanted in zip(results, reference, strict=True):
             np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-12, atol=1e-14)
 
     def test_detach_holds_the_logits_constant(self, family):
         logits = jnp.zeros(SHAPES[family])
-        assert not np.any(jax.grad(lambda logits: family(logits).detach().mean.sum())(logits))
+        assert not np.any(jax.jit(jax.grad(lambda logits: family(logits).detach().mean.sum()))(logits))
         leaf = torch.zeros(SHAPES[family], requires_grad=True)
         assert family(leaf).mean.requires_grad
         assert not family(leaf).detach().mean.requires_grad

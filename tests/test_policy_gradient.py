@@ -132,12 +132,18 @@ def test_the_array_libraries_agree(options, masked, x64):
     wanted = advantages(values, mask=mask, **options)
     loss = score_function_loss(log_prob, values, mask=mask, **options)
     scores = wanted / (4 if mask is None else np.maximum(mask.sum(0), 1))
-    to_jax = jax.jit(lambda log_prob, v, m: score_function_loss(log_prob, v, mask=m, **options).sum())
+
+    def total(log_prob, values, mask):
+        return score_function_loss(log_prob, values, mask=mask, **options).sum()
+
+    @jax.jit
+    def everything(log_prob, values, mask):
+        return advantages(values, mask=mask, **options), *jax.value_and_grad(total)(log_prob, values, mask)
+
     jax_mask = None if mask is None else jnp.asarray(mask)
-    np.testing.assert_allclose(advantages(jnp.asarray(values), mask=jax_mask, **options), wanted, atol=1e-12)
-    np.testing.assert_allclose(to_jax(log_prob, values, jax_mask), loss.sum(), rtol=1e-12)
-    gradient = jax.grad(to_jax)(jnp.asarray(log_prob), jnp.asarray(values), jax_mask)
-    np.testing.assert_allclose(gradient, scores, atol=1e-12)
+    found = everything(jnp.asarray(log_prob), jnp.asarray(values), jax_mask)
+    for given, expected in zip(found, (wanted, loss.sum(), scores), strict=True):
+        np.testing.assert_allclose(given, expected, atol=1e-12)
     tensor, torch_mask = torch.tensor(log_prob, requires_grad=True), None if mask is None else torch.tensor(mask)
     of_torch = score_function_loss(tensor, torch.tensor(values), mask=torch_mask, **options)
     np.testing.assert_allclose(of_torch.detach(), loss, atol=1e-12)

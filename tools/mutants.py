@@ -129,6 +129,7 @@ def try_all(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
         # Most mutants leave most programs as they are: what one run compiled, the next one reads.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(folder) / "compiled"))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")  # As in the Makefile.
         copies: Queue[Path] = Queue()
         for number in range(jobs):
             copies.put(copy_project(Path(folder) / str(number)))

@@ -69,18 +69,25 @@ def test_unbiased_by_quadrature_over_all_the_noise_together(x64, logits):
 
 @pytest.mark.parametrize(
     ("kind", "logits", "temperature", "step"),
-    [("relax", [[0.7, -0.6]], 0.5, 0.15), ("rebar", [[0.3, -0.8, 0.5]], 1.0, 0.45)],
+    [("relax", [[0.7, -0.6]], 0.5, 0.15), ("rebar", [[0.3, -0.8, 0.5]], 2.0, 0.4)],
     ids=["relax, C=2", "rebar, C=3"],
 )
 def test_unbiased_by_quadrature_for_categorical(x64, kind, logits, temperature, step):
     q = dcv.Categorical(logits=jnp.array(logits))
     f = network(len(logits[0]), 2).f
     estimator, learned = make_relaxed(kind, q, cls=SMOOTH[kind], log_temperature=math.log(temperature), scale=0.8)
-    assert bias(quadrature_mean(estimator, f, q, learned, step, reach=18.0), f, q) < 1e-6
+    assert bias(quadrature_mean(estimator, f, q, learned, step, reach=20.0), f, q) < 1e-6
 
 
 @pytest.mark.parametrize("mutant", [ConditionalHeld, ConditionTurned, SameRelaxation])
-@pytest.mark.parametrize("q", [dcv.Bernoulli(logits=np.array([0.8])), dcv.Categorical(logits=np.array([[0.7, -0.6]]))])
+@pytest.mark.parametrize(
+    "q",
+    [
+        dcv.Bernoulli(logits=np.array([0.8])),
+        pytest.param(dcv.Categorical(logits=np.array([[0.7, -0.6]])), marks=pytest.mark.slow),
+    ],
+    ids=["Bernoulli", "Categorical"],
+)
 def test_quadrature_catches_a_broken_estimator(x64, mutant, q):
     q = type(q)(logits=jnp.asarray(q.logits))
     f = network(q.logits.size, q.event_axes).f
@@ -142,7 +149,10 @@ def test_the_z_test_catches_a_broken_estimator(mutant, family):
 # Several samples
 
 
-@pytest.mark.parametrize(("kind", "family"), CASES[1:])
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [("relax", dcv.Categorical), pytest.param("relax", dcv.Bernoulli, marks=pytest.mark.slow)],
+)
 def test_the_estimate_of_several_samples_is_the_mean_of_estimates_of_one(x64, kind, family):
     q = family(logits=logits_of(family))
     several, learned = make_relaxed(kind, q, samples=3)
@@ -281,7 +291,7 @@ def test_the_model_gets_the_gradient_of_f_at_the_hard_samples_only(x64, kind, fa
         assert np.allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [dcv.Bernoulli, pytest.param(dcv.Categorical, marks=pytest.mark.slow)])
 def test_a_leak_of_the_control_variate_into_the_model_is_caught(x64, family):
     (model, logits), (plain, estimated) = loss_gradients(leaking_value_at, "rebar", family)
     assert not np.allclose(model, plain, rtol=1e-2)

@@ -128,7 +128,7 @@ def test_fold_repeats_the_data_and_folds_the_samples_into_the_batch():
             value, aux = expectation(f, dcv.Bernoulli(logits), learned, KEY, has_aux=True)
             return value.sum(), aux
 
-        return jax.grad(loss, has_aux=True)(LOGITS)
+        return jax.jit(jax.grad(loss, has_aux=True))(LOGITS)
 
     folded, aux = gradient(fold(per_example, {"data": data}, labels))
     assert seen[0] == ((6, 4), (6, 2), (6,))

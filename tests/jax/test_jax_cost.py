@@ -70,6 +70,7 @@ def test_double_cv_adds_the_input_gradient_of_the_first_layer_and_no_other_produ
     assert added == [f"{SAMPLES * BATCH},{VARIABLES}"]
 
 
+@pytest.mark.slow
 def test_double_cv_has_as_many_products_as_rloo_where_the_input_gradient_is_wanted_anyway(double_cv):
     """As it is in a model with parameters below x: then the zero cost of the paper holds to the letter."""
     rloo = compiled(dcv.RLOO(SAMPLES), use_input_gradient=True)

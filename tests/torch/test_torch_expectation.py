@@ -346,7 +346,15 @@ def alive():
     )
 
 
-@pytest.mark.parametrize("name", ["rloo", "double-cv", "muprop", "relax"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "double-cv",
+        "relax",
+        pytest.param("rloo", marks=pytest.mark.slow),
+        pytest.param("muprop", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_is_left_after_many_steps(name):
     """Without the garbage collector, so that a cycle of references would show."""
     decoder, y = make_decoder(dcv.Bernoulli), make_y()

@@ -42,7 +42,12 @@ def rloo():
     return train("rloo")
 
 
-@pytest.mark.parametrize("name", [name for name in BINARY if name != "rloo"])
+FAST = ["double-cv", "quadratic-double-cv", "muprop", "rebar", "rodeo", "surrogate-quadratic-double-cv"]
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in BINARY if n != "rloo"]
+)
 def test_the_loop_trains_every_estimator(name, rloo):
     """The loss ends close to RLOO's, which falls from above 1 towards 0.
 

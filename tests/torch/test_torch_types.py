@@ -128,7 +128,15 @@ def fresh_compiler():
 
 # The compiler triggers warnings of its own, some of which it hides and some of which it does not.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["rloo", "double-cv", "muprop", "disarm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rloo",
+        "double-cv",
+        pytest.param("muprop", marks=pytest.mark.slow),
+        pytest.param("disarm", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_model(fresh_compiler, name):
     decoder = make_decoder(dcv.Bernoulli).float()
     wanted = run(name, leaf(torch.float32), decoder)

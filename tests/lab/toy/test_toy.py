@@ -33,7 +33,7 @@ def tiny(**changes):
 @pytest.fixture(scope="module")
 def high_dimensional():
     """Figure 1 with few draws: the exact variance does not depend on them."""
-    return run(ToySettings(iterations=1200, seeds=1, every=50, draws=50))
+    return run(ToySettings(iterations=1200, seeds=1, every=50, draws=10))
 
 
 @pytest.fixture(scope="module")
