@@ -18,7 +18,7 @@ from doublecv.jax.diagnostics import measure as measure_gradients
 from doublecv.lab.data import Dataset, load
 from doublecv.lab.train.loop import run
 from doublecv.lab.train.settings import TrainSettings
-from doublecv.lab.vae.batches import observe
+from doublecv.lab.vae.likelihoods import observe
 from doublecv.lab.vae.objective import log_weight
 from doublecv.lab.variance.measure import measure_gradient
 
