@@ -163,11 +163,11 @@ def test_a_masked_element_does_not_matter_even_if_its_context_is_not_finite(fram
         case = Case(name, np.random.default_rng(1).normal(size=(4, 6)))
         case.context = np.where(pad[:, None], filling, case.context)
 
-        def loss(value):
+        def loss(value, factor):
             xp = namespace(value)
             return xp.sum(xp.where(xp.asarray(pad), xp.zeros_like(value), value))
 
-        results.append(RUN[framework](case, lambda x: smooth(x, namespace(x)), loss))
+        results += RUN[framework](case, lambda x, factor: factor * smooth(x, namespace(x)), loss, (1.0,))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results))
     for result in results[:2]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), result, results[2])

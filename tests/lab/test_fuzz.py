@@ -1,6 +1,7 @@
 """Random command lines and random data files end in one line of error or in a result, never in a traceback."""
 
 import gzip
+import importlib
 import io
 import tempfile
 import zipfile
@@ -8,6 +9,7 @@ import zlib
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -23,7 +25,7 @@ from doublecv.lab.data.fetch import BrokenFile, verified
 from doublecv.lab.data.readers import read_chardata, read_idx, read_npz
 from fuzzing import fuzz
 
-FLAGS = sorted({flag(field.name) for command in cli.COMMANDS.values() for field in fields(cli.load(command.settings))})
+FLAGS = sorted({flag(field.name) for command in cli.COMMANDS for field in fields(cli.settings_class(command))})
 NUMBERS = ["0", "-1", "1", "2", "3", "1e9", "nan", "inf", "9" * 30, str(2**31), "-0", "1_0", "0x10", "٣", ""]
 NAMES = ["rloo", "double-cv", "mnist", "digits", "gaussian", "linear", "table-k2-bernoulli", "all", "dataset=mnist"]
 WORDS = st.one_of(
@@ -35,9 +37,14 @@ WORDS = st.one_of(
 def outcome(words):
     """The exit status, standard output and standard error of a command line whose program is replaced."""
     output, errors, status = io.StringIO(), io.StringIO(), 0
-    load = cli.load
+    programs = {f"doublecv.lab.{command.program}" for command in cli.COMMANDS.values()}
+
+    def load(name):
+        module = importlib.import_module(name)
+        return SimpleNamespace(**vars(module) | {"main": lambda _: None}) if name in programs else module
+
     with (
-        mock.patch.object(cli, "load", lambda path: (lambda _: None) if path.endswith(":main") else load(path)),
+        mock.patch.object(cli, "import_module", load),
         redirect_stdout(output),
         redirect_stderr(errors),
     ):
