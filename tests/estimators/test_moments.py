@@ -217,6 +217,25 @@ def test_an_outcome_that_becomes_rare_does_no_harm(samples, seed):
     assert max(ratios) <= 1.1
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+@pytest.mark.parametrize("seed", [1, 4])
+def test_a_policy_of_few_categories_does_no_harm(estimator, seed):
+    """One variable with three categories, of which one becomes rare; the seeds are those with the most variance."""
+    rng = np.random.default_rng(seed)
+    matrix, slope = rng.normal(size=(3, 3)) / 3**0.5, rng.normal(size=3)
+    matrix = matrix + matrix.T
+    f, df = (lambda x: np.sum((x @ matrix / 2 + slope) * x, axis=(-2, -1))), (lambda x: x @ matrix + slope)
+    learned, ratios = estimator.init(), []
+    for step in range(200):
+        q = dcv.Categorical(logits=0.02 * step * np.array([[1.0, 0.0, -1.0]]))
+        if step % 10 == 0:
+            ratios.append(exact_ratio(estimator, q, f, df, learned))
+        applied = estimator.apply(q, draw(estimator, q, f, df, rng), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    assert min(ratios) < 0.95
+    assert max(ratios) <= 1.1
+
+
 def test_small_differences_of_f_beside_large_gradients_are_learned_without_a_batch():
     """The toy problem, in which f changes a thousand times less than its gradient says."""
     estimator, rng, variables = dcv.QuadraticDoubleCV(samples=2), np.random.default_rng(0), 200
@@ -306,6 +325,15 @@ def test_an_exact_fit_leaves_almost_no_variance():
     states = run(estimator, q, *problem, 200)
     assert exact_ratio(estimator, q, *problem, states[50]) < 0.2
     assert exact_ratio(estimator, q, *problem, states[-1]) < 0.02
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_exact_fit_of_many_variables_is_used_without_caution(seed):
+    """For seed 0 the first step is a thousand times smaller than the others, which must not matter later."""
+    slope = np.random.default_rng(seed).normal(size=100)
+    q, estimator = dcv.Bernoulli(logits=np.zeros((1, 100))), dcv.DoubleCV(samples=2)
+    states = run(estimator, q, lambda x: x @ slope, lambda x: np.broadcast_to(slope, x.shape), 60, seed=seed)
+    np.testing.assert_allclose(states[-1].averages["coefficients"], -1, atol=0.02)
 
 
 def test_exact_moments_give_the_coefficients_of_least_variance():

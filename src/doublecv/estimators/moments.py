@@ -21,7 +21,8 @@ use earlier steps only, so the estimate stays unbiased.
 3. **Out-of-sample judgement.** Each candidate is applied to the next step, before that step enters the moments. With
    :math:`v = \sum_i c_i h_i` for the candidate c, the sums of :math:`v \cdot g_0` and :math:`v \cdot v` in each memory
    give the best factor :math:`t = -E[v \cdot g_0] / E[v \cdot v]` and its standard error. The candidate is used with a
-   lower confidence limit of t, clipped to [0, 1].
+   lower confidence limit of t, clipped to [0, 1]. With twice the best factor the variance is that of RLOO; where a
+   lower confidence limit of 2 t lies above t, the candidate is used with t itself.
 4. **A weighted choice.** The coefficients are the average of :math:`t c` over candidates and memories, with weights
    that grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0,
    and a solution for all coefficients starts with the weight :math:`\exp(-\lambda (1 + (\nu n^2 / (N D))^2))`, where D
@@ -65,14 +66,21 @@ MAGNITUDE_SHARE = 2.0
 LOWER = 1.0
 """How many standard errors the confidence limit of t lies below its estimate."""
 
+CERTAIN = 2.0
+"""How many standard errors a factor must lie below twice the best one to be used without caution."""
+
 UNSEEN = 2.0
 """The number of elements that are assumed in the judgement to have no cancellation at all."""
+
+RARE, RARE_IF_CERTAIN = 2.0, 10.0
+"""With n gradient entries per element, `LOWER` and `UNSEEN` are `1 + RARE / n` times as large, and `CERTAIN` is
+`1 + RARE_IF_CERTAIN / n` times: few variables have few outcomes, and rare ones stay unseen for long."""
 
 PRIOR, NEEDED_NUMBERS = 3.0, 20.0
 r"""The :math:`\lambda` and :math:`\nu` in the first weight of a solution for all coefficients."""
 
 SCALE_RATE = 0.05
-"""The share of each step in the running logarithm of the mean square of g0."""
+"""The share of each step in the running logarithm of the mean square of g0, after as many steps as it allows for."""
 
 LARGEST = 100.0
 """The largest multiple of the mean step that one step counts for."""
@@ -238,7 +246,13 @@ def advance(
         larger = xp.where(log_own > averages["log_own"], log_own, averages["log_own"])
         fallen = known & measured & (larger < FALL)
         jump, jumped = xp.where(fallen, larger, jump), jumped | fallen
-    moved_by = xp.where(known, jump + xp.where(jumped, zero, SCALE_RATE * log_own), log_own)
+    # At first the scale is the mean over all steps, in whose units the earlier sums are expressed again: one unusual
+    # first step would otherwise outweigh the others, or count for nothing, as long as it is remembered.
+    share = 1 / (steps + one)
+    starting = known & ~jumped & (share > SCALE_RATE)
+    # Where all samples have the same f, what is left of g0 may be a rounding error.
+    gradual = xp.where(share > SCALE_RATE, xp.where(log_own > FALL, share * log_own, zero), SCALE_RATE * log_own)
+    moved_by = xp.where(known, jump + xp.where(jumped, zero, gradual), log_own)
     moved_by = xp.where(measured & plausible | jumped, moved_by, zero)
     scale = {
         "log_scale": averages["log_scale"] + moved_by,
@@ -258,7 +272,10 @@ def advance(
     squared = xp.where(known, linear[-of_squares:] * factor, first)
     step = xp.concat([linear[:-of_squares], squared])
     decay = xp.asarray(np.asarray(MEMORIES), dtype=sums.dtype, device=device(sums))
-    moved = {"sums": decay[:, None] * sums + step, "steps": decay * averages["steps"] + one}
+    powers = np.repeat([1.0, 2.0], [step.shape[0] - of_squares, of_squares])
+    powers = xp.asarray(powers, dtype=sums.dtype, device=device(sums))
+    conversion = xp.exp(-xp.where(starting, moved_by, zero) * powers)
+    moved = {"sums": (decay[:, None] * sums + step) * conversion, "steps": decay * averages["steps"] + one}
     candidates, number = averages["candidates"], statistics["numbers"] / safe_weight
     moved["coefficients"], moved["candidates"] = _choose(candidates, moved["sums"], number, direction)
     sane = usable & xp.all(xp.isfinite(moved["candidates"])) & xp.all(xp.isfinite(moved["coefficients"]))
@@ -284,8 +301,15 @@ def _choose(
     # An element that was not seen yet may have nothing of the cancellation that the coefficients rely on.
     sizes = xp.reshape(judged, (memories, -1, n)) ** 2 * now.magnitude[:, None, :]
     unseen = xp.reshape(xp.sum(sizes, axis=-1) / (own + TINY), (-1,))
-    caution = own / (elements + TINY) * (left_over + UNSEEN * unseen)
-    factor = xp.clip(-with_g0 / (square + caution + TINY) - LOWER * error, 0, 1)
+    entries = xp.clip(numbers, 1, None)
+    rare = 1 + RARE / entries
+    caution = own / (elements + TINY) * (left_over + UNSEEN * rare * unseen)
+    cautious = -with_g0 / (square + caution + TINY)
+    # Twice the best factor has the variance of RLOO: where that limit is far above the slope, nothing is held back.
+    harmless = 2 * (cautious - CERTAIN * (1 + RARE_IF_CERTAIN / entries) * error)
+    limited = xp.where(harmless < slope, harmless, slope)
+    lower = cautious - LOWER * rare * error
+    factor = xp.clip(xp.where(limited > lower, limited, lower), 0, 1)
     gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
     of_all = np.tile(_solves_all(n, direction), memories).astype(float)
