@@ -31,7 +31,7 @@ from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset
 from doublecv.lab.train import optimizers
 from doublecv.lab.train.optimizers import adam
-from doublecv.lab.train.random_bits import GENERATOR
+from doublecv.lab.train.random_bits import GENERATOR, permutation
 from doublecv.lab.train.settings import TrainSettings
 from doublecv.lab.vae.likelihoods import observe
 from doublecv.lab.vae.model import HIDDEN, VAE, Posterior
@@ -233,8 +233,8 @@ def _step(
     )
     gradient, learned_gradient, logits_gradient = gradients
     # The gradient of a bias sums over all that reaches its layer, so the small arrays also speak for the large ones.
-    small = [leaf for leaf in jax.tree.leaves((gradient, learned_gradient.numbers)) if leaf.ndim < 2]
-    finite = jnp.all(jnp.stack([jnp.isfinite(value), *(jnp.all(jnp.isfinite(leaf)) for leaf in small)]))
+    small = [leaf for leaf in jax.tree.leaves((value, gradient, learned_gradient.numbers)) if leaf.ndim < 2]
+    finite = jnp.all(jnp.isfinite(jnp.concatenate([leaf.reshape(-1) for leaf in small])))
     # The run stops if something is not finite; `scale` also lets XLA update the parameters in place (see `adam`).
     updates, optimizer = adam(settings.rate).update(gradient, state.optimizer, scale=finite.astype(jnp.float32))
     model = optax.apply_updates(state.model, updates)
@@ -304,7 +304,7 @@ def _next_batch(
 
 def order_of_epoch(key: PRNGKeyArray, epoch: Int[Array, ""] | int, images: int) -> Int[Array, "images"]:
     """Return the order of the images in an epoch, a function of the key and the epoch only."""
-    return jax.random.permutation(jax.random.fold_in(key, epoch), images)
+    return permutation(jax.random.fold_in(key, epoch), images)
 
 
 def key_of(state: State, *numbers: Int[Array, ""] | int) -> PRNGKeyArray:
