@@ -1,7 +1,9 @@
 """The benchmark: how times are taken, and what is printed and written."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 
 from doublecv import estimators
@@ -114,15 +116,24 @@ def small(monkeypatch):
 def test_the_floor_multiplies_at_every_call():
     call = bench_jax.floor(2)
     for _ in range(2):
-        steps = call()
-        assert len(steps) == problem.STEPS
-        shapes = [[None if product is None else product.shape for product in layer] for layer in steps[0]]
+        shapes = [[None if product is None else product.shape for product in layer] for layer in call()]
         assert shapes == [
             [(4, 8), (6, 8), None],
             [(4, 5), (8, 5), (4, 8)],
             [(8, 8), (5, 8), None],
             [(8, 6), (8, 6), (8, 8)],
         ]
+
+
+def test_the_floor_multiplies_at_every_step():
+    network = [(np.ones((4, 6)), np.ones((6, 8)), np.ones((4, 8))), (np.ones((4, 8)), np.ones((8, 5)), np.ones((4, 5)))]
+    products = bench_jax.multiply([network])
+    assert [[product is not None for product in layer] for layer in products] == [[True, True, False], [True] * 3]
+    compiled = bench_jax.multiply_repeatedly.lower([network], products).compile().as_text()
+    computations = compiled.split("\n\n")
+    body = re.search(r" while\(.*body=(%[\w.-]+)", compiled).group(1)
+    (loop,) = (text for text in computations if text.startswith(f"{body} "))
+    assert len(re.findall(r" dot\(| kind=kCustom", loop)) == 5
 
 
 @pytest.mark.usefixtures("small")

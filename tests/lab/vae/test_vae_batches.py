@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
 
-from doublecv.lab.train.random_bits import GENERATOR, threefry
+from doublecv.lab.train.random_bits import GENERATOR, permutation, stable_order, threefry
 from doublecv.lab.train.step import order_of_epoch
 from doublecv.lab.vae.likelihoods import observe
 
@@ -29,6 +29,26 @@ def test_all_bits_are_even_and_no_number_comes_twice_in_a_row(dtype):
     for lag in (1, 2, 4, bits.size // 4, bits.size // 2):
         correlation = np.corrcoef(flat[:-lag], flat[lag:])[0, 1]
         assert abs(correlation) < 5 / np.sqrt(bits.size - lag)
+
+
+def test_the_words_of_a_block_are_split_from_the_low_bits_up():
+    key, counter = jnp.array([5, 6], jnp.uint32), jnp.arange(5, dtype=jnp.uint32)
+    words = threefry(key, counter, jnp.zeros_like(counter))
+    expected = np.concatenate([[word & 0xFFFF, word >> 16] for word in np.asarray(words)]).ravel()
+    bits = jax.random.bits(jax.random.wrap_key_data(key, impl=GENERATOR), (19,), jnp.uint16)
+    np.testing.assert_array_equal(bits, expected[:19])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 500, 5000, 70_000])
+def test_the_order_is_that_of_jax(size):
+    key = jax.random.key(4, impl=GENERATOR)
+    np.testing.assert_array_equal(permutation(key, size), jax.random.permutation(key, size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 300, 70_000])
+def test_equal_words_keep_their_order(size):
+    words = np.random.default_rng(0).integers(0, 5, size).astype(np.uint32) * np.uint32(0x40010001)
+    np.testing.assert_array_equal(stable_order(jnp.asarray(words)), np.argsort(words, stable=True))
 
 
 def test_keys_can_be_split_folded_and_mapped_over():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count, pairwise
 from typing import Any
 
@@ -60,8 +61,8 @@ def step(estimator: Estimator) -> Callable[[], None]:
     return call
 
 
-def floor(samples: int) -> Callable[[], None]:
-    """Return a call with only the matrix products of `STEPS` steps with RLOO.
+def floor(samples: int) -> Callable[[], Any]:
+    """Return a call with only the matrix products of `STEPS` steps with RLOO, which returns those of the last step.
 
     These are the forward pass, the weight gradients and the input gradients of every layer. The input gradients of the
     first layers of encoder and decoder are left out, because no such step uses them.
@@ -73,17 +74,42 @@ def floor(samples: int) -> Callable[[], None]:
             for inputs, outputs in pairwise(widths)
         ]
 
-    @jax.jit
-    def multiply(*networks: list[tuple[Any, Any, Any]]) -> Any:
-        return [
-            (x @ weights, x.T @ cotangent, cotangent @ weights.T if index else None)
-            for layers in networks
-            for index, (x, weights, cotangent) in enumerate(layers)
-        ]
+    networks = [network(problem.STEP_ENCODER, problem.BATCH), network(problem.STEP_DECODER, problem.BATCH * samples)]
+    products = multiply(networks)
 
-    encoder = network(problem.STEP_ENCODER, problem.BATCH)
-    decoder = network(problem.STEP_DECODER, problem.BATCH * samples)
-    return lambda: jax.block_until_ready([multiply(encoder, decoder) for _ in range(STEPS)])  # type: ignore[no-untyped-call]
+    def call() -> Any:
+        nonlocal products
+        products = jax.block_until_ready(multiply_repeatedly(networks, products))  # type: ignore[no-untyped-call]
+        return products
+
+    return call
+
+
+def multiply(networks: Any) -> Any:
+    """Return the matrix products of one step, from the inputs, the weights and the cotangents of every layer."""
+    return [
+        (x @ weights, x.T @ cotangent, cotangent @ weights.T if index else None)
+        for layers in networks
+        for index, (x, weights, cotangent) in enumerate(layers)
+    ]
+
+
+@partial(jax.jit, donate_argnums=1)
+def multiply_repeatedly(networks: Any, products: Any) -> Any:
+    """Return the matrix products of `STEPS` steps, which are the same in every step; `products` is donated.
+
+    As in training, a compiled loop writes the results of every step to the same memory. With new memory for every step
+    the floor would contain the time that the system needs to provide it.
+    """
+
+    def next_step(step: Any, carry: Any) -> Any:
+        # Networks that every step passes to the next through a barrier are not constants of the loop; XLA would move
+        # the products of constants out of it.
+        networks, _ = carry
+        _, networks = jax.lax.optimization_barrier((step, networks))
+        return networks, multiply(networks)
+
+    return jax.lax.fori_loop(0, STEPS, next_step, (networks, products))[1]
 
 
 WORKLOADS = {"gradient": problem.Workload(gradient), "step": problem.Workload(step, floor, STEPS)}
