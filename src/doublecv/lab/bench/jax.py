@@ -106,7 +106,7 @@ def multiply_repeatedly(networks: Any, products: Any) -> Any:
         # Networks that every step passes to the next through a barrier are not constants of the loop; XLA would move
         # the products of constants out of it.
         networks, _ = carry
-        _, networks = jax.lax.optimization_barrier((step, networks))
+        _, networks = jax.lax.optimization_barrier((step, networks))  # type: ignore[no-untyped-call]
         return networks, multiply(networks)
 
     return jax.lax.fori_loop(0, STEPS, next_step, (networks, products))[1]
