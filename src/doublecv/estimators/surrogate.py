@@ -21,10 +21,10 @@ from doublecv.estimators.parts import Vectors
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MAX_DIRECTIONS = 100
+MAX_DIRECTIONS = 64
 """The largest number of directions that is chosen by itself."""
 
-FIT_ELEMENTS = 50
+FIT_ELEMENTS = 25
 """About how many batch elements the surrogate is fitted on per step, evenly spread over the batch."""
 
 LARGEST_MISFIT = 1e4
@@ -46,9 +46,10 @@ class LearnedSurrogate(Estimator):
         \mu,
 
     with slope and w linear in the context y, features of each batch element such as the last hidden layer of the
-    encoder that made the logits; without a context they are linear in the logits. The quadratic form has no diagonal,
-    and :math:`E[s_j s_l s_i] = 0` for :math:`j \ne l`, so that its gradient is 0 and the gradient of :math:`E[r]`, with
-    r held as a function of x, is :math:`M \, slope(y)`. The estimate is unbiased for any parameters because the base
+    encoder that made the logits; without a context they are linear in the logits. The F features are divided by
+    :math:`\sqrt F`, so that one learning rate serves contexts of any width. The quadratic form has no diagonal, and
+    :math:`E[s_j s_l s_i] = 0` for :math:`j \ne l`, so that its gradient is 0 and the gradient of :math:`E[r]`, with r
+    held as a function of x, is :math:`M \, slope(y)`. The estimate is unbiased for any parameters because the base
     estimator is (Paisley, Blei and Jordan, 2012, remove a surrogate with a known gradient in the same way).
 
     The factor t in [0, 1] is 0 at first and is judged on later steps than those that the surrogate was fitted on, as
@@ -71,7 +72,7 @@ class LearnedSurrogate(Estimator):
 
     Attributes:
         base: the estimator of the residual's gradient, any without relaxed points; K is that of the base.
-        directions: the number of directions u; None for min(100, D).
+        directions: the number of directions u; None for min(64, D).
     """
 
     # K is the base's, whose constructor has checked it.
@@ -147,7 +148,7 @@ class LearnedSurrogate(Estimator):
             for averages in _split(learned.averages)
         )
         of_base = of_base._replace(numbers=_split(learned.numbers)[0])
-        context = q.logits if context is None else context
+        context = _features(q, evaluation, q.logits if context is None else context, own["slope"].shape[0])
         unit = xp.astype(xp.exp(judged.averages["log_scale"] / 2), evaluation.f.dtype)
         own_units = _fit(q, evaluation, own, context)
         fit = own_units.scale(unit)
@@ -235,7 +236,6 @@ class LearnedSurrogate(Estimator):
             + xp.reshape(of_along, rows).T @ xp.reshape(score, flat)
             + 2 * U * (w.T @ of_diagonal)
         )
-        context = xp.astype(context, score.dtype)
         gradients = (of_directions, context.T @ of_slope, xp.sum(of_slope, axis=0), context.T @ of_w)
         return {PREFIX + name: value for name, value in zip(OWN, (*gradients, xp.sum(of_w, axis=0)), strict=True)}
 
@@ -291,18 +291,24 @@ class _Fit(NamedTuple):
         return _Fit(factor * self.slope, factor * self.r, factor * self.dr, factor * self.w, self.along)
 
 
-def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any], context: Array) -> _Fit:
-    """Compute r and its gradient in x at the samples."""
-    xp, score = q.xp, q.score(evaluation.x)
-    features = parameters["slope"].shape[0]
+def _features(
+    q: Distribution, evaluation: Evaluation, context: Array, features: int
+) -> Float[Array, "*batch features"]:
+    """Return the context divided by the square root of its width, held constant, in the type of the score."""
     wanted = (*q.batch_shape[max(0, len(q.batch_shape) + 1 - context.ndim) :], features)
     if tuple(context.shape) != wanted:
         raise ValueError(
             f"context must have shape {wanted}, the features of each batch element that init saw, got shape "
             f"{tuple(context.shape)}"
         )
+    return detach(q.xp.astype(context, q.xp.result_type(evaluation.x, q.logits))) / features**0.5
+
+
+def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any], context: Array) -> _Fit:
+    """Compute r and its gradient in x at the samples."""
+    xp, score = q.xp, q.score(evaluation.x)
     parameters = {name: xp.astype(value, score.dtype) for name, value in parameters.items()}
-    context, directions = detach(xp.astype(context, score.dtype)), parameters["directions"]
+    directions = parameters["directions"]
     slope = context @ parameters["slope"] + parameters["slope_bias"]
     w = context @ parameters["curvature"] + parameters["curvature_bias"]
     diagonal = w @ directions**2

@@ -34,8 +34,8 @@ GRADIENT_DECODER = (LATENTS, HIDDEN, PIXELS)
 STEP_ENCODER, STEP_DECODER = (PIXELS, HIDDEN, HIDDEN, LATENTS), (LATENTS, HIDDEN, HIDDEN, PIXELS)
 """The widths of the VAE in the "step" workload: the nonlinear network of the paper."""
 
-FEATURES = HIDDEN + LATENTS
-"""The number of features of the context: the last hidden layer of the encoder and the logits."""
+FEATURES = HIDDEN
+"""The number of features of the context: the last hidden layer of the encoder."""
 
 NEGATIVE_SLOPE = 0.3
 """The slope of LeakyReLU below 0."""

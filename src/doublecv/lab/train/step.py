@@ -183,13 +183,12 @@ def make_context(
     """Return the features of each image for an estimator that uses them.
 
     The network of RELAX reads the image itself, as in the paper; other estimators get the last hidden layer of the
-    encoder and the logits.
+    encoder. The logits are linear in it, so they would add nothing to a function that is linear in the context.
     """
     needs = expectation.estimator.needs
     if not needs.context or needs.relaxed_points:
         return y if needs.context else None
-    hidden = model.encoder.hidden(y)
-    return jnp.concatenate([hidden, model.encoder.layers[-1](hidden)], axis=-1)
+    return model.encoder.hidden(y)
 
 
 def _chunk(
