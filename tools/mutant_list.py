@@ -228,6 +228,7 @@ MUTANTS = [
         "self.q.dot(cotangent, self.score)",
         PARTS,
     ),
+    Mutant("estimators/parts.py", "(along @ self.table.reshape(n, K * size))", "(self.table.sum(axis=0))", PARTS),
     Mutant("estimators/moments.py", "return -scale * xp.linalg.solve", "return scale * xp.linalg.solve", PARTS),
     Mutant(
         "estimators/moments.py",

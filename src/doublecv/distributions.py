@@ -27,6 +27,7 @@ from doublecv.arrays import (
     register_where_jax_is_in_use,
     require_floating,
     sigmoid,
+    sum_over_samples,
     widened,
 )
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 MAX_AT_ONCE = 2**18
-"""The largest number of products of pairs of samples that NumPy and PyTorch compute in one operation."""
+"""The largest number of products of pairs of samples that PyTorch computes in one operation."""
 
 
 class Distribution(ABC):
@@ -189,6 +190,11 @@ class Distribution(ABC):
     @final
     def pairwise_dot(self, a: Float[Array, "A *points"], b: Float[Array, "B *points"]) -> Float[Array, "A B *shape"]:
         """Return the inner product over the event axes of every entry of a with every entry of b."""
+        if isinstance(a, np.ndarray):
+            # One product of matrices per batch element; at 200 variables it takes a sixth of the time of the others.
+            products = self._by_element(a) @ self._by_element(b).transpose(0, 2, 1)
+            shape = (a.shape[0], b.shape[0], *a.shape[1 : a.ndim - self.event_axes])
+            return np.ascontiguousarray(products.transpose(1, 2, 0)).reshape(shape)
         if not is_jax_array(a) and a.shape[0] * prod(b.shape) <= MAX_AT_ONCE:
             return self._sum_over_event(a[:, None] * b[None])
         if a.shape[0] > MAX_UNROLLED:
@@ -199,6 +205,20 @@ class Distribution(ABC):
     def scale(self, weight: Float[Array, "*shape"], v: Float[Array, "*points"]) -> Float[Array, "*points"]:
         """Multiply v by `weight`, broadcast over the event axes."""
         return weight[(..., *(None,) * self.event_axes)] * v
+
+    @final
+    def weighted_sum(self, weight: Float[Array, "K *shape"], v: Float[Array, "K *points"]) -> Float[Array, "*points"]:
+        r"""Return :math:`\sum_k w_k v_k` over the leading axis."""
+        if isinstance(v, np.ndarray):
+            products = weight.reshape(weight.shape[0], -1).T[:, None, :] @ self._by_element(v)
+            return products.reshape(v.shape[1:])
+        return sum_over_samples(self.scale(weight, v))
+
+    @final
+    def _by_element(self, v: Float[np.ndarray, "K *points"]) -> Float[np.ndarray, "elements K size"]:
+        """Return a view with one matrix per batch element, whose rows are the entries of the leading axis."""
+        behind = v.ndim - self.event_axes
+        return v.reshape(v.shape[0], prod(v.shape[1:behind]), prod(v.shape[behind:])).transpose(1, 0, 2)
 
     @final
     def check_samples(self, x: Array) -> None:

@@ -129,7 +129,7 @@ class SquareNotCentered(dcv.QuadraticDoubleCV):
     """The quadratic form whose crossed square has a mean."""
 
     def parts(self, q, evaluation):
-        parts = super().parts(q, evaluation)
+        parts = super().parts(q, evaluation).weighted
         shifted = parts.weights["crossed_square"] + evaluation.f
         return dataclasses.replace(parts, weights=parts.weights | {"crossed_square": shifted})
 

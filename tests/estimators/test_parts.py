@@ -7,7 +7,7 @@ import pytest
 
 import doublecv as dcv
 from doublecv import estimators
-from doublecv.estimators import Evaluation, LinearEstimator, Vectors, fixed_coefficients, moments
+from doublecv.estimators import Evaluation, LinearEstimator, Vectors, fixed_coefficients, moments, quadratic
 from doublecv.exact import enumerate_outcomes, exact_moments
 from problems import best_coefficients, make_evaluation, make_learned, make_logits, make_problem, toy
 
@@ -79,7 +79,7 @@ class Reversed(dcv.QuadraticDoubleCV):
 
     def parts(self, q, evaluation):
         parts = super().parts(q, evaluation)
-        return dataclasses.replace(parts, weights=dict(reversed(parts.weights.items())))
+        return dataclasses.replace(parts, names=parts.names[::-1], table=parts.table[::-1])
 
 
 def test_parts_belong_to_coefficients_by_name():
@@ -90,6 +90,24 @@ def test_parts_belong_to_coefficients_by_name():
     np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-9)
     for name, value in one.statistics.items():
         np.testing.assert_allclose(value, other.statistics[name], rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 8])
+@pytest.mark.parametrize("family", [dcv.Bernoulli, dcv.Categorical])
+def test_a_table_of_the_weights_gives_the_same_parts_as_the_weights(samples, family, monkeypatch):
+    estimator = dcv.QuadraticDoubleCV(samples)
+    q, evaluation = drawn(estimator, family)
+    learned, weight = make_learned(estimator, q), np.array([0.5, 2.0])
+    tabled, of_table = estimator.parts(q, evaluation), estimator.apply(q, evaluation, learned, weight)
+    monkeypatch.setattr(quadratic, "MAX_TABLED", 0)
+    written_out, wanted = estimator.parts(q, evaluation), estimator.apply(q, evaluation, learned, weight)
+    assert type(tabled) is not type(written_out)
+    np.testing.assert_allclose(of_table.gradient, wanted.gradient, rtol=1e-9, atol=1e-12)
+    cotangent = np.random.default_rng(2).normal(size=q.logits.shape)
+    for name, value in written_out.derivatives(cotangent).items():
+        np.testing.assert_allclose(tabled.derivatives(cotangent)[name], value, rtol=1e-9, atol=1e-12)
+    for name, value in wanted.statistics.items():
+        np.testing.assert_allclose(of_table.statistics[name], value, rtol=1e-9, atol=1e-14)
 
 
 def test_the_parts_of_some_elements_are_parts_too():

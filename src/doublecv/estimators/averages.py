@@ -35,11 +35,18 @@ def mean_over_samples(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Ar
     return v / v.shape[0] if q.visited else sum_over_samples(v) / v.shape[0]
 
 
+def weighted_mean(
+    q: Distribution, weight: Float[Array, "K *batch"], v: Float[Array, "K *logits"]
+) -> Float[Array, "*logits"]:
+    r"""Return :math:`\frac{1}{K} \sum_k w_k v_k`; where q has visited logits, the terms :math:`w_k v_k / K`."""
+    return q.scale(weight, v) / v.shape[0] if q.visited else q.weighted_sum(weight, v) / v.shape[0]
+
+
 def score_gradient(
     q: Distribution, x: Float[Array, "K *logits"], weight: Float[Array, "K *batch"]
 ) -> Float[Array, "*logits"]:
     r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k)`."""
-    return mean_over_samples(q, q.scale(weight, q.score(x)))
+    return weighted_mean(q, weight, q.score(x))
 
 
 def dot_correction(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Array, "*logits"]:

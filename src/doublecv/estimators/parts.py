@@ -9,9 +9,11 @@ from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Self, final
 
+import numpy as np
+
 from doublecv.arrays import Array, is_jax_array
 from doublecv.distributions import Distribution, event_size
-from doublecv.estimators.averages import correction_magnitude, mean_over_samples, score_magnitude
+from doublecv.estimators.averages import correction_magnitude, score_magnitude, weighted_mean
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -108,6 +110,15 @@ def _subsampled(q: Distribution, step: int, size: Callable[[], Float[Array, "*ba
     return q.subsample_array(step, size())
 
 
+def _corrected(
+    average: Float[Array, "*logits"],
+    coefficients: Mapping[str, Any],
+    corrections: Mapping[str, Float[Array, "*logits"]],
+) -> Float[Array, "*logits"]:
+    r"""Return the average less :math:`\sum_i c_i r_i`."""
+    return sum((-coefficients[name] * r for name, r in corrections.items()), start=average)
+
+
 @final
 @dataclass(frozen=True)
 class WeightedScores(Parts):
@@ -160,7 +171,7 @@ class WeightedScores(Parts):
             along = xp.astype(xp.stack([coefficients[name] for name in self.weights]), matrix.dtype)
             of_coefficients = along @ xp.reshape(matrix[1:], (along.shape[0], prod(self.weight_of_g0.shape)))
             weight = self.weight_of_g0 + xp.reshape(of_coefficients, tuple(self.weight_of_g0.shape))
-        return sum((-coefficients[name] * r for name, r in self.corrections.items()), start=self._average(weight))
+        return _corrected(self._average(weight), coefficients, self.corrections)
 
     def derivatives(self, cotangent: Float[Array, "*logits"]) -> dict[str, Float[Array, ""]]:
         r"""Return :math:`\sum \frac{1}{K} \sum_k w_{ik} \langle t, s(x_k) \rangle - \langle t, r_i \rangle` for t."""
@@ -190,7 +201,7 @@ class WeightedScores(Parts):
         )
 
     def _average(self, weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
-        return mean_over_samples(self.q, self.q.scale(weight, self.score))
+        return weighted_mean(self.q, weight, self.score)
 
     def _averages(self) -> Float[Array, "1+n *logits"]:
         r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k)` for all parts, as one product per batch element."""
@@ -200,3 +211,74 @@ class WeightedScores(Parts):
         scores = xp.permute_dims(xp.reshape(self.score, (K, elements, size)), (1, 0, 2))
         averages = xp.permute_dims((weights / K) @ scores, (1, 0, 2))
         return xp.reshape(averages, (matrix.shape[0], *self.q.logits.shape))
+
+
+@final
+@dataclass(frozen=True)
+class TabledScores(Parts):
+    r"""Hold parts of the form of `WeightedScores` whose weights are linear in some entries, in NumPy arrays.
+
+    .. math:: w_{ik} = \sum_m t_{ikm} e_m
+
+    NumPy takes longer to start the operations that make the weights than to compute them. The estimate needs only
+    :math:`\sum_i c_i w_{ik} = \sum_m (\sum_i c_i t_{ikm}) e_m`, which is two products.
+
+    Attributes:
+        score: the scores :math:`s(x_k)`.
+        weight_of_g0: the weights of :math:`g_0`, which has no correction r.
+        table: the table t.
+        entries: the entries e.
+        names: the names of the other parts, in the order of the table.
+        corrections: the corrections r of the parts that have one.
+    """
+
+    score: Float[Array, "K *logits"]
+    weight_of_g0: Float[Array, "K *batch"]
+    table: Float[Array, "n K entries"]
+    entries: Float[Array, "entries *batch"]
+    names: tuple[str, ...]
+    corrections: dict[str, Float[Array, "*logits"]]
+
+    @cached_property
+    def weighted(self) -> WeightedScores:
+        """Return the parts with all weights."""
+        n, K, size = self.table.shape
+        weights = self._weigh(self.table.reshape(n * K, size)).reshape(n, *self.weight_of_g0.shape)
+        named = dict(zip(self.names, weights, strict=True))
+        return WeightedScores(self.q, self.score, self.weight_of_g0, named, self.corrections)
+
+    def _weigh(self, table: Float[Array, "rows entries"]) -> Float[Array, "rows elements"]:
+        entries = self.entries.reshape(self.entries.shape[0], prod(self.q.batch_shape))
+        return table.astype(entries.dtype, copy=False) @ entries
+
+    def vectors(self) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
+        r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k) - r` for every part."""
+        return self.weighted.vectors()
+
+    def combine(self, coefficients: Mapping[str, Any]) -> Float[Array, "*logits"]:
+        r"""Return the estimate with all control variates."""
+        n, K, size = self.table.shape
+        along = np.array([coefficients[name] for name in self.names], dtype=self.entries.dtype)
+        weight = self._weigh((along @ self.table.reshape(n, K * size)).reshape(K, size))
+        average = weighted_mean(self.q, self.weight_of_g0 + weight.reshape(self.weight_of_g0.shape), self.score)
+        return _corrected(average, coefficients, self.corrections)
+
+    def derivatives(self, cotangent: Float[Array, "*logits"]) -> dict[str, Float[Array, ""]]:
+        r"""Return the inner product of the cotangent with every :math:`h_i`."""
+        return self.weighted.derivatives(cotangent)
+
+    def magnitude(self, names: Iterable[str]) -> Float[Array, "n *batch"]:
+        r"""Return the square of the size that the terms of every named :math:`h_i` have before they cancel."""
+        return self.weighted.magnitude(names)
+
+    def subsample(self, step: int) -> Self:
+        """Return the parts of every `step`-th batch element."""
+        q, event_shape = self.q, self.q.event_shape
+        return replace(
+            self,
+            q=q.subsample(step),
+            score=q.subsample_array(step, self.score, event_shape),
+            weight_of_g0=q.subsample_array(step, self.weight_of_g0),
+            entries=q.subsample_array(step, self.entries),
+            corrections={name: q.subsample_array(step, r, event_shape) for name, r in self.corrections.items()},
+        )

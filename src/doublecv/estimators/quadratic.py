@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, final
 
+import numpy as np
 from array_api_compat import device
 
-from doublecv.arrays import Array, namespace, sum_over_samples
+from doublecv.arrays import Array, namespace
 from doublecv.distributions import Distribution
-from doublecv.estimators.averages import dot_correction, leave_one_out
+from doublecv.estimators.averages import dot_correction, leave_one_out, weighted_mean
 from doublecv.estimators.base import Needs
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import Learning, LinearEstimator
-from doublecv.estimators.parts import WeightedScores
+from doublecv.estimators.parts import TabledScores, WeightedScores
 from doublecv.paths import Path
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ NAMES = ("current", "current_square", "crossed", "crossed_square", "own", "own_n
 
 NAMES_OF_OTHERS = ("others", "others_square")
 """The coefficients that are added for K >= 3."""
+
+MAX_TABLED = 8
+"""The largest K for which NumPy computes all weights by one product, with a table of the size n K (2 K^2 + K)."""
 
 
 @final
@@ -76,7 +80,7 @@ class QuadraticDoubleCV(LinearEstimator):
         of_double_cv = {"current": 1.0, "crossed": -1 / (K - 1), "others": -(K - 2) / (K - 1)}
         return tuple(of_double_cv.get(name, 0.0) for name in self.needs.coefficients)
 
-    def parts(self, q: Distribution, evaluation: Evaluation) -> WeightedScores:
+    def parts(self, q: Distribution, evaluation: Evaluation) -> WeightedScores | TabledScores:
         r"""Return :math:`g_0`, which is RLOO, and the control variate of each coefficient."""
         xp, f, G, score = q.xp, evaluation.f, evaluation.df, q.score(evaluation.x)
         n = q.dot(G, q.covariance_product(G))
@@ -88,8 +92,20 @@ class QuadraticDoubleCV(LinearEstimator):
             compensator, correction = _squares_on_paths(q, G, score, inverse)
         else:
             compensator = n
-            correction = sum_over_samples(q.scale(inverse, q.score_square_moment(G))) / self.samples
+            correction = weighted_mean(q, inverse, q.score_square_moment(G))
         Q = (P**2 - compensator) * inverse
+        corrections = {"current": dot_correction(q, G), "current_square": correction}
+        weight_of_g0 = f - leave_one_out(f)
+        if isinstance(f, np.ndarray) and self.samples <= MAX_TABLED and not q.visited:
+            pairs = self.samples**2
+            entries = np.concatenate([P.reshape(pairs, *f.shape[1:]), Q.reshape(pairs, *f.shape[1:]), norm])
+            return TabledScores(q, score, weight_of_g0, self._table, entries, self.needs.coefficients, corrections)
+        return WeightedScores(q, score, weight_of_g0, self._weights(P, Q, norm), corrections)
+
+    def _weights(
+        self, P: Float[Array, "K K *batch"], Q: Float[Array, "K K *batch"], norm: Float[Array, "K *batch"]
+    ) -> dict[str, Float[Array, "K *batch"]]:
+        r"""Return the weight of every coefficient, which is linear in P, Q and :math:`\sqrt{N}`."""
         of_P, of_Q = _means_over_pairs(P), _means_over_pairs(Q)
         weights = {
             "current": of_P.current,
@@ -102,8 +118,15 @@ class QuadraticDoubleCV(LinearEstimator):
         }
         if self.samples > 2:
             weights |= {"others": of_P.others, "others_square": of_Q.others}
-        corrections = {"current": dot_correction(q, G), "current_square": correction}
-        return WeightedScores(q, score, f - leave_one_out(f), weights, corrections)
+        return weights
+
+    @cached_property
+    def _table(self) -> Float[np.ndarray, "n K entries"]:
+        r"""Return the matrices that turn the entries of P, Q and :math:`\sqrt{N}` into the weights."""
+        K, size = self.samples, 2 * self.samples**2 + self.samples
+        units = np.split(np.eye(size), (K**2, 2 * K**2))
+        weights = self._weights(units[0].reshape(K, K, size), units[1].reshape(K, K, size), units[2])
+        return np.stack([weights[name] for name in self.needs.coefficients])
 
 
 def _squares_on_paths(
