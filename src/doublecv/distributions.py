@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
 
 MAX_AT_ONCE = 2**18
 """The largest number of products of pairs of samples that PyTorch computes in one operation."""
+
+
+@cache
+def _ones(size: int, dtype: np.dtype[Any]) -> Float[np.ndarray, "size"]:
+    """Return ones, made once for every size: NumPy takes as long to make them as to use them."""
+    ones = np.ones(size, dtype)
+    ones.flags.writeable = False
+    return ones
 
 
 class Distribution(ABC):
@@ -184,6 +193,9 @@ class Distribution(ABC):
         """
         behind = v.ndim - self.event_axes
         leading, size = tuple(v.shape)[:behind], prod(v.shape[behind:])
+        if isinstance(v, np.ndarray):
+            summed: Array = v.reshape(*leading, size) @ _ones(size, v.dtype)
+            return summed
         ones = self.xp.ones(size, dtype=v.dtype, device=device(v))
         return matrix_product(self.xp.reshape(v, (*leading, size)), ones)
 
