@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from doublecv.lab.data.catalogue import Checksum, Form, ImageSet, PublishedFile
+from doublecv.lab.data.catalogue import Form, ImageSet, PublishedFile
 
 HEIGHT, WIDTH = 3, 2
 TRAIN_NAME, TEST_NAME = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"
@@ -22,7 +22,7 @@ def idx(images):
 
 
 def sha256_file(name, content, mirrors=()):
-    return PublishedFile(name, Checksum("sha256", hashlib.sha256(content).hexdigest()), len(content), tuple(mirrors))
+    return PublishedFile(name, f"sha256:{hashlib.sha256(content).hexdigest()}", len(content), tuple(mirrors))
 
 
 def other_gzip(content):

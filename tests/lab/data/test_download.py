@@ -13,7 +13,7 @@ import pytest
 from loopback import Answer, serving
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet, other_gzip, sha256_file
 
-from doublecv.lab.data.fetch import STALE_SECONDS, DownloadError, download, load_set, verified
+from doublecv.lab.data.fetch import DownloadError, download, load_set, verified
 
 CONTENT = os.urandom(300_000)
 
@@ -60,7 +60,9 @@ def test_any_wrapper_arrives_unpacked(server, tmp_path, answer):
 @pytest.mark.parametrize("length_given", [True, False])
 def test_a_download_that_does_not_end_is_given_up(server, tmp_path, length_given):
     server.answers["numbers"] = Answer(bytes(len(CONTENT) + (1 << 20) + 1), length_given=length_given)
-    with pytest.raises(DownloadError, match=r"numbers: expected 300000 bytes with .*, found more than 1348576 bytes"):
+    with pytest.raises(
+        DownloadError, match=r"numbers: expected at most 300000 bytes with .*, found more than 1348576 bytes"
+    ):
         download(published(server, "numbers"), tmp_path)
     assert files_below(tmp_path) == []
 
@@ -73,34 +75,34 @@ def test_redirect_is_followed(server, tmp_path):
 
 
 BROKEN = {
-    "not there": (Answer(b"", status=404), "404 Client Error: Not Found for url: {url}"),
-    "server in trouble": (Answer(b"", status=503), "503 Server Error: Service Unavailable for url: {url}"),
-    "cut": (Answer(CONTENT, cut_after=100_000), "{url}: expected 300000 bytes, found "),
+    "not there": (Answer(b"", status=404), "{url}: 404 Client Error: Not Found for url: {url}"),
+    "server in trouble": (Answer(b"", status=503), "{url}: 503 Server Error: Service Unavailable for url: {url}"),
+    "cut": (Answer(CONTENT, cut_after=100_000), "{url}: "),
     "cut before the first byte": (
         Answer(CONTENT, cut_after=0),
-        "{url}: expected 300000 bytes, found 0 before the connection broke",
+        "{url}: ",
     ),
     "cut, length not given": (
         Answer(CONTENT, cut_after=100_000, length_given=False),
-        "{url}: expected 300000 bytes with sha256 {sha256}, found 100000 bytes with sha256 ",
+        "{url}: expected at most 300000 bytes with {checksum}, found 100000 bytes with sha256:",
     ),
     "cut gzip, length not given": (
         Answer(gzip.compress(CONTENT), cut_after=100_000, length_given=False),
-        "{url}: expected 300000 bytes with sha256 {sha256}, found 100000 bytes of broken gzip (",
+        "{url}: expected at most 300000 bytes with {checksum}, found 100000 bytes of broken gzip (",
     ),
     "cut within gzip encoding": (
         Answer(gzip.compress(CONTENT), cut_after=100_000, encoding="gzip"),
-        "{url}: expected ",
+        "{url}: ",
     ),
     "wrong file": (
         Answer(b"<html>Welcome to the hotel</html>"),
-        "{url}: expected 300000 bytes with sha256 {sha256}, found 33 bytes with sha256 ",
+        "{url}: expected at most 300000 bytes with {checksum}, found 33 bytes with sha256:",
     ),
     "wrong file in gzip": (
         Answer(gzip.compress(CONTENT[::-1])),
-        "{url}: expected 300000 bytes with sha256 {sha256}, found 300000 bytes with sha256 ",
+        "{url}: expected at most 300000 bytes with {checksum}, found 300000 bytes with sha256:",
     ),
-    "empty": (Answer(b""), "{url}: expected 300000 bytes with sha256 {sha256}, found 0 bytes with sha256 "),
+    "empty": (Answer(b""), "{url}: expected at most 300000 bytes with {checksum}, found 0 bytes with sha256:"),
 }
 
 
@@ -111,7 +113,7 @@ def test_broken_download_says_what_happened_and_leaves_nothing(server, tmp_path,
     file = published(server, "numbers")
     with pytest.raises(DownloadError) as raised:
         download(file, tmp_path)
-    assert str(raised.value).startswith(message.format(url=server.url("numbers"), sha256=file.checksum.value))
+    assert str(raised.value).startswith(message.format(url=server.url("numbers"), checksum=file.checksum))
     assert "\n" not in str(raised.value)
     assert files_below(tmp_path) == []
 
@@ -137,8 +139,8 @@ def test_every_failure_is_told(server, tmp_path):
     first, second, third = str(raised.value).split("; ")
     assert first.startswith(gone.url("a"))
     assert "refused" in first
-    assert second == f"404 Client Error: Not Found for url: {server.url('missing')}"
-    assert third.startswith(f"{server.url('wrong')}: expected 300000 bytes")
+    assert second == f"{server.url('missing')}: 404 Client Error: Not Found for url: {server.url('missing')}"
+    assert third.startswith(f"{server.url('wrong')}: expected at most 300000 bytes")
     assert files_below(tmp_path) == []
 
 
@@ -148,7 +150,7 @@ def test_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch, len
     rest = threading.Event()
     server.answers["silent"] = Answer(CONTENT, wait=rest, length_given=length_given)
     server.answers["second"] = Answer(CONTENT)
-    with pytest.raises(DownloadError, match="before the connection broke" if length_given else "timed out"):
+    with pytest.raises(DownloadError, match=r"timed out|bytes read"):
         download(published(server, "silent"), tmp_path)
     assert files_below(tmp_path) == []
     path = download(published(server, "silent", "second"), tmp_path)
@@ -181,22 +183,12 @@ def test_full_disk_is_an_error_with_the_file_named_and_nothing_left(server, tmp_
     assert files_below(tmp_path) == []
 
 
-def test_only_old_partial_files_are_cleared_away(server, tmp_path):
-    server.answers["numbers"] = Answer(CONTENT)
-    old, young = tmp_path / "tmp0123abcd", tmp_path / "tmp4567cdef"
-    for partial, age in ((old, STALE_SECONDS + 60), (young, STALE_SECONDS - 60)):
-        partial.write_bytes(b"partial")
-        os.utime(partial, (time.time() - age,) * 2)
-    download(published(server, "numbers"), tmp_path)
-    assert files_below(tmp_path) == ["numbers", young.name]
-
-
 def process_that_downloads(file, folder):
     code = (
         "import sys; from pathlib import Path\n"
         "from doublecv.lab.data.fetch import download\n"
-        "from doublecv.lab.data.catalogue import Checksum, PublishedFile\n"
-        f"file = PublishedFile({file.name!r}, Checksum(*{tuple(file.checksum)!r}), {file.bytes}, {file.mirrors!r})\n"
+        "from doublecv.lab.data.catalogue import PublishedFile\n"
+        f"file = PublishedFile({file.name!r}, {file.checksum!r}, {file.length}, {file.mirrors!r})\n"
         f"download(file, Path({str(folder)!r}))\n"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -252,6 +244,7 @@ def test_set_half_downloaded_goes_on_with_the_other_half(server, tmp_path):
         load_set(small.set, None, tmp_path)
     assert str(raised.value) == (
         f"the data set small is not in {tmp_path}/small and could not be downloaded: "
+        f"{server.url('home')}/{TEST_NAME}.gz: "
         f"404 Client Error: Not Found for url: {server.url('home')}/{TEST_NAME}.gz; "
         f"put {TRAIN_NAME} and {TEST_NAME} into DIR/small and name DIR with --data-dir or $DOUBLECV_DATA"
     )

@@ -67,7 +67,7 @@ def set_status(image_set: ImageSet, directory: Path | None, cache: Path) -> Stat
     except BrokenFile as error:
         return Status(name, "incomplete", "", str(error))
     if found is None:
-        home = urlsplit(image_set.downloadable.files[0].mirrors[0]).hostname
+        home = urlsplit(image_set.forms[-1].files[0].mirrors[0]).hostname
         return Status(name, "not here", f"downloaded at first use from {home}")
     first, *others = found.paths
     where = str(first.parent if others else first)

@@ -10,29 +10,24 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import time
 import zlib
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import numpy as np
 import platformdirs
 
 from doublecv.lab.common.errors import InputError, unknown_name
 from doublecv.lab.data.catalogue import NAMES, SETS, Form, ImageSet, PublishedFile
-from doublecv.lab.data.readers import READERS, Dataset, read_digits, shuffled
+from doublecv.lab.data.readers import Dataset, read_digits, read_images, shuffled
 
 VARIABLE = "DOUBLECV_DATA"
-GZIP_MAGIC = b"\x1f\x8b"
 WRAPPER = 1 << 20
 """The bytes by which a packed file may be longer than its content."""
 
 SECONDS_WITHOUT_A_BYTE = 30
 CHUNK_BYTES = 1 << 16
-STALE_SECONDS = 24 * 60 * 60
 
 
 class BrokenFile(InputError):
@@ -74,20 +69,13 @@ def load_set(image_set: ImageSet, directory: Path | None, cache: Path) -> Datase
 
 def read(image_set: ImageSet, found: Found) -> Dataset:
     """Verify the files of a data set and split their images."""
-    form, where = found.form, " and ".join(map(str, found.paths))
-    size = image_set.height, image_set.width
+    form, size = found.form, (image_set.height, image_set.width)
     contents = [verified(path, file) for path, file in zip(found.paths, form.files, strict=True)]
     try:
-        train, test = READERS[form.reader](contents, size)
+        images = read_images(form.reader, contents, [(form.train_images, *size), (form.test_images, *size)])
     except InputError as error:
-        raise BrokenFile(f"{where}: {error}") from error
-    for part, images, count in (("training", train, form.train_images), ("test", test, form.test_images)):
-        if images.shape != (count, *size) or images.dtype != np.uint8:
-            raise BrokenFile(
-                f"{where}: expected the {part} images as uint8 of shape {(count, *size)}, "
-                f"found {images.dtype} of shape {images.shape}"
-            )
-    train, test = train.reshape(len(train), -1), test.reshape(len(test), -1)
+        raise BrokenFile(f"{' and '.join(map(str, found.paths))}: {error}") from error
+    train, test = (part.reshape(len(part), -1) for part in images)
     if image_set.shuffle:
         train = shuffled(train)
     return Dataset(image_set.name, *size, train[: image_set.train], train[image_set.train :], test)
@@ -95,7 +83,7 @@ def read(image_set: ImageSet, found: Found) -> Dataset:
 
 def verified(path: Path, file: PublishedFile) -> bytes:
     """Return the unpacked content of the file at `path`, or raise a `BrokenFile`."""
-    if (stored := path.stat().st_size) > file.limit + WRAPPER:
+    if (stored := path.stat().st_size) > file.length + WRAPPER:
         raise _broken(str(path), file, f"{stored} bytes")
     return _verified(path.read_bytes(), file, str(path))
 
@@ -103,22 +91,21 @@ def verified(path: Path, file: PublishedFile) -> bytes:
 def _verified(content: bytes, file: PublishedFile, where: str) -> bytes:
     """Unpack a content, up to the length that was published, and compare its checksum."""
     stored = len(content)
-    if content.startswith(GZIP_MAGIC):
+    if content.startswith(b"\x1f\x8b"):
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
-                content = packed.read(file.limit + 1)
+                content = packed.read(file.length + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise _broken(where, file, f"{stored} bytes of broken gzip ({error})") from error
-        if len(content) > file.limit:
-            raise _broken(where, file, f"{stored} bytes of gzip that unpack to more than {file.limit}")
-    if (found := file.checksum.of(content)) != file.checksum:
+        if len(content) > file.length:
+            raise _broken(where, file, f"{stored} bytes of gzip that unpack to more than {file.length}")
+    if (found := file.checksum_of(content)) != file.checksum:
         raise _broken(where, file, f"{len(content)} bytes with {found}")
     return content
 
 
 def _broken(where: str, file: PublishedFile, found: str) -> BrokenFile:
-    expected = str(file.checksum) if file.bytes is None else f"{file.bytes} bytes with {file.checksum}"
-    return BrokenFile(f"{where}: expected {expected}, found {found}")
+    return BrokenFile(f"{where}: expected at most {file.length} bytes with {file.checksum}, found {found}")
 
 
 def find(image_set: ImageSet, directory: Path | None, cache: Path) -> Found | None:
@@ -134,22 +121,21 @@ def find(image_set: ImageSet, directory: Path | None, cache: Path) -> Found | No
                 return Found(form, tuple(path for path in paths if path))
         for form, paths in forms:
             if any(paths) and folder != cached:
-                missing = form.files[paths.index(None)]
+                missing = folder / form.files[paths.index(None)].name
                 there = ", ".join(path.name for path in paths if path)
-                wanted = " or ".join(missing.names)
-                raise BrokenFile(f"{folder / missing.name}: expected {wanted}, found only {there} there")
+                raise BrokenFile(f"{missing}: expected it, packed or not, found only {there} there")
     return None
 
 
 def named_folders(image_set: ImageSet, directory: Path | None) -> list[Path]:
     """Return the folders that are searched before the cache."""
-    roots = [] if directory is None else [("--data-dir", Path(directory))]
-    if value := os.environ.get(VARIABLE):
-        roots.append((f"${VARIABLE}", Path(value).expanduser()))
-    for called, root in roots:
-        if not root.is_dir():
-            raise InputError(f"{called} names {root}, which is not a folder")
-    folders = [root / image_set.name for _, root in roots]
+    roots = {"--data-dir": directory, f"${VARIABLE}": os.environ.get(VARIABLE)}
+    folders = []
+    for called, root in roots.items():
+        if root:
+            if not (expanded := Path(root).expanduser()).is_dir():
+                raise InputError(f"{called} names {root}, which is not a folder")
+            folders.append(expanded / image_set.name)
     return folders if image_set.system_folder is None else [*folders, image_set.system_folder]
 
 
@@ -159,23 +145,23 @@ def cache_folder() -> Path:
 
 
 def stored(folder: Path, file: PublishedFile) -> Path | None:
-    """Return where the file is in a folder, packed or not."""
-    return next((folder / name for name in file.names if (folder / name).is_file()), None)
+    """Return where the file is in a folder, unpacked or packed."""
+    paths = folder / file.name, folder / f"{file.name}.gz"
+    return next((path for path in paths if path.is_file()), None)
 
 
 def download_set(image_set: ImageSet, directory: Path | None, cache: Path) -> Found:
     """Download the missing files of a data set into the cache."""
-    folder, form = cache / image_set.name, image_set.downloadable
+    folder, form = cache / image_set.name, image_set.forms[-1]
     try:
-        paths = [stored(folder, file) or download(file, folder) for file in form.files]
+        return Found(form, tuple(stored(folder, file) or download(file, folder) for file in form.files))
     except DownloadError as error:
         searched = ", ".join(map(str, [*named_folders(image_set, directory), folder]))
-        wanted = ", or ".join(form.names for form in image_set.forms)
         raise DownloadError(
             f"the data set {image_set.name} is not in {searched} and could not be downloaded: {error}; "
-            f"put {wanted} into DIR/{image_set.name} and name DIR with --data-dir or ${VARIABLE}"
+            f"put {' and '.join(file.name for file in form.files)} into DIR/{image_set.name} and name DIR with "
+            f"--data-dir or ${VARIABLE}"
         ) from error
-    return Found(form, tuple(paths))
 
 
 def download(file: PublishedFile, folder: Path) -> Path:
@@ -183,8 +169,7 @@ def download(file: PublishedFile, folder: Path) -> Path:
     import pooch  # type: ignore[import-untyped]
 
     pooch.get_logger().setLevel("WARNING")
-    known = f"sha256:{file.checksum.value}" if file.checksum.kind == "sha256" else None
-    _remove_stale(folder)
+    known = file.checksum if file.checksum.startswith("sha256:") else None
     failures = []
     for address in file.mirrors:
         mirror = pooch.create(path=folder, base_url="", registry={file.name: known}, urls={file.name: address})
@@ -201,23 +186,18 @@ def _get(address: str, output: str, _: Any, file: PublishedFile) -> None:
     from rich.console import Console
     from rich.progress import track
 
-    received, limit, promised = bytearray(), file.limit + WRAPPER, 0
+    received, limit, console = bytearray(), file.length + WRAPPER, Console(stderr=True)
     shown = f"{file.name} from {urlsplit(address).hostname}"
     try:
         with requests.get(address, stream=True, timeout=SECONDS_WITHOUT_A_BYTE) as response:
             response.raise_for_status()
-            promised = int(response.headers.get("content-length", 0))
-            chunks = response.iter_content(CHUNK_BYTES)
-            console = Console(stderr=True)
-            for chunk in track(chunks, shown, promised / CHUNK_BYTES or None, console=console, transient=True):
+            chunks = int(response.headers.get("content-length", 0)) / CHUNK_BYTES or None
+            for chunk in track(response.iter_content(CHUNK_BYTES), shown, chunks, console=console, transient=True):
                 received += chunk
                 if len(received) > limit:
                     raise _broken(address, file, f"more than {limit} bytes")
-    except requests.HTTPError as error:
-        raise DownloadError(str(error)) from error
     except requests.RequestException as error:
-        interrupted = f"expected {promised} bytes, found {len(received)} before the connection broke"
-        raise DownloadError(f"{address}: {interrupted if promised else _innermost(error)}") from error
+        raise DownloadError(f"{address}: {error}") from error
     content = _verified(bytes(received), file, address)
     try:
         with open(output, "wb") as partial_file:
@@ -228,17 +208,3 @@ def _get(address: str, output: str, _: Any, file: PublishedFile) -> None:
     except OSError as error:
         error.filename = error.filename or output
         raise
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Return the error at the root of nested ones, which says in few words what they say in many."""
-    held = [part for part in (getattr(error, "reason", None), *error.args) if isinstance(part, BaseException)]
-    return _innermost(held[0]) if held else error
-
-
-def _remove_stale(folder: Path) -> None:
-    """Remove pooch's temporary files of killed processes; a younger one may belong to a running process."""
-    for temporary in folder.glob("tmp*"):
-        with suppress(FileNotFoundError):
-            if time.time() - temporary.stat().st_mtime > STALE_SECONDS:
-                temporary.unlink()

@@ -1,16 +1,13 @@
 """Readers of the published files: idx, NumPy archives, MATLAB files, and the digits of scikit-learn.
 
-A reader takes the bytes of a file and believes none of them: a size in a header is compared with the bytes that are
-there before anything is allocated, and nothing is unpickled.
+Files reach a reader only after their checksums matched. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import math
 import struct
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,14 +17,11 @@ import numpy as np
 from doublecv.lab.common.errors import InputError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, UInt8
+    from jaxtyping import UInt8
 
 Images: TypeAlias = "UInt8[np.ndarray, 'images height width']"
 
 SHUFFLE_SEED = 20220
-
-LARGEST_ARRAY = 1 << 27
-"""The largest unpacked array that a NumPy archive may hold, in bytes; Omniglot's has 19 MB."""
 
 DIGITS_SHA256 = "b41ca9fd335466eee997366c2e6f6bbe0a1b4582afe091fc4eba35f4a254182f"
 DIGITS_SPLIT = (1400, 197, 200)
@@ -51,89 +45,49 @@ def shuffled(images: UInt8[np.ndarray, "images pixels"]) -> UInt8[np.ndarray, "i
     return images[np.random.RandomState(SHUFFLE_SEED).permutation(len(images))]
 
 
-def read_idx(content: bytes) -> Images:
-    """Read the images of an idx file of unsigned bytes with three axes."""
-    magic = bytes([0, 0, 0x08, 3])
-    if content[:4] != magic:
-        raise InputError(f"not an idx file of images: expected it to start with {magic!r}, found {content[:4]!r}")
-    header = 4 + 4 * 3
-    if len(content) < header:
-        raise InputError(f"the idx header is truncated: expected {header} bytes, found {len(content)}")
-    shape = struct.unpack(">3I", content[4:header])
-    expected = header + math.prod(shape)
-    if len(content) != expected:
-        raise InputError(f"the idx header promises {shape}: expected {expected} bytes, found {len(content)}")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
-
-
-def read_npz(content: bytes) -> tuple[Images, Images]:
-    """Read the arrays `train` and `test`, both [images, height, width], of a NumPy archive."""
+def read_images(reader: str, contents: Sequence[bytes], shapes: Sequence[tuple[int, int, int]]) -> list[Images]:
+    """Read the training and the test images of these shapes, or raise an `InputError`."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return _read_npy(archive, "train"), _read_npy(archive, "test")
-    except InputError:
-        raise
-    except Exception as error:  # zipfile raises almost any kind for a damaged archive
-        raise InputError(f"not a NumPy archive with the arrays train and test: {_one_line(error)}") from error
+        images = READERS[reader](contents, *shapes[0][1:])
+    except Exception as error:  # NumPy, SciPy and zipfile promise no particular ones
+        raise InputError(f"not images in the format {reader} ({' '.join(str(error).split())[:120]})") from error
+    for found, shape in zip(images, shapes, strict=True):
+        if found.shape != shape or found.dtype != np.uint8:
+            raise InputError(f"expected uint8 of shape {shape}, found {found.dtype} of shape {found.shape}")
+    return images
 
 
-def _read_npy(archive: zipfile.ZipFile, name: str) -> Images:
-    size = archive.getinfo(f"{name}.npy").file_size
-    if size > LARGEST_ARRAY:
-        raise InputError(f"{name}: expected at most {LARGEST_ARRAY} bytes, found {size}")
-    with archive.open(f"{name}.npy") as member:
-        file = io.BytesIO(member.read(size + 1))
-    try:
-        version = np.lib.format.read_magic(file)
-        reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, fortran_order, dtype = reader(file)
-    except Exception as error:  # NumPy evaluates the header as Python literals
-        raise InputError(f"{name}: not a NumPy array ({_one_line(error)})") from error
-    if dtype != np.uint8 or fortran_order or len(shape) != 3 or min(shape) < 0:
-        raise InputError(f"{name}: expected uint8 images of 3 axes in C order, found {dtype} of shape {shape}")
-    pixels = file.read()
-    if len(pixels) != math.prod(shape):
-        raise InputError(f"{name}: the header promises {shape}: expected {math.prod(shape)} bytes, found {len(pixels)}")
-    return np.frombuffer(pixels, np.uint8).reshape(shape)
+def _read_idx(contents: Sequence[bytes], *_: int) -> list[Images]:
+    """Read two idx files of unsigned bytes with three axes."""
+    images = []
+    for content in contents:
+        magic, *shape = struct.unpack(">4I", content[:16])
+        if magic != 0x803:
+            raise ValueError(f"its first bytes are {content[:4]!r}")
+        images.append(np.frombuffer(content, np.uint8, offset=16).reshape(shape))
+    return images
 
 
-def read_chardata(content: bytes, height: int, width: int) -> tuple[Images, Images]:
+def _read_npz(contents: Sequence[bytes], *_: int) -> list[Images]:
+    """Read the arrays `train` and `test` of a NumPy archive."""
+    with np.load(io.BytesIO(contents[0])) as archive:
+        return [np.asarray(archive["train"]), np.asarray(archive["test"])]
+
+
+def _read_chardata(contents: Sequence[bytes], height: int, width: int) -> list[Images]:
     """Read `data` and `testdata` of the MATLAB file of Burda, Grosse and Salakhutdinov (2016).
 
     Each column is an image with values in [0, 1], which MATLAB stores column by column.
     """
     from scipy.io import loadmat  # type: ignore[import-untyped]
 
-    try:
-        variables = loadmat(io.BytesIO(content), variable_names=["data", "testdata"])
-        train, test = (np.asarray(variables[name]) for name in ("data", "testdata"))
-    except Exception as error:  # SciPy promises no particular ones
-        raise InputError(f"not a MATLAB file with data and testdata ({_one_line(error)})") from error
-    return _upright("data", train, height, width), _upright("testdata", test, height, width)
+    variables = loadmat(io.BytesIO(contents[0]), variable_names=["data", "testdata"])
+    images = [np.rint(255 * variables[name].T).reshape(-1, width, height) for name in ("data", "testdata")]
+    return [np.ascontiguousarray(part.astype(np.uint8).transpose(0, 2, 1)) for part in images]
 
 
-def _upright(
-    name: str, columns: Float[np.ndarray, "pixels images"], height: int, width: int
-) -> UInt8[np.ndarray, "images {height} {width}"]:
-    if columns.ndim != 2 or columns.shape[0] != height * width:
-        raise InputError(f"{name}: expected {height * width} rows, one for each pixel, found {len(columns)}")
-    if columns.dtype.kind not in "fiu" or columns.size == 0:
-        raise InputError(f"{name}: expected numbers, found {columns.dtype} of shape {columns.shape}")
-    low, high = columns.min(), columns.max()
-    if not (low >= 0 and high <= 1):
-        raise InputError(f"{name}: expected values in [0, 1], found {low} to {high}")
-    by_column = columns.T.reshape(-1, width, height)
-    return np.ascontiguousarray(np.rint(255 * by_column).astype(np.uint8).transpose(0, 2, 1))
-
-
-Reader: TypeAlias = Callable[[Sequence[bytes], tuple[int, int]], tuple[Images, Images]]
-
-READERS: dict[str, Reader] = {
-    "idx": lambda contents, _: (read_idx(contents[0]), read_idx(contents[1])),
-    "npz": lambda contents, _: read_npz(contents[0]),
-    "chardata": lambda contents, size: read_chardata(contents[0], *size),
-}
-"""How the training and test images are read from the files of a form; the second argument is the size of an image."""
+READERS: dict[str, Callable[..., list[Images]]] = {"idx": _read_idx, "npz": _read_npz, "chardata": _read_chardata}
+"""How images are read from the contents of the files of a form, given the height and width of an image."""
 
 
 def read_digits() -> Dataset:
@@ -148,7 +102,3 @@ def read_digits() -> Dataset:
         )
     train, validation, _ = DIGITS_SPLIT
     return Dataset("digits", 8, 8, *np.split(shuffled(images), [train, train + validation]))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:120]
