@@ -196,7 +196,7 @@ def test_the_command_prints_what_it_wrote_and_replaces_an_older_report(copy, cap
         ("not JSON", "found something else (JSON is malformed"),
         ('{"format": 99}', "has format 99"),
         ("[]", "wanted a JSON object"),
-        ('{"format": 1, "targets": 3}', "field targets: found 3, wanted array"),
+        ('{"format": 1, "command": 3}', "field command: found 3, wanted str"),
     ],
 )
 def test_a_missing_or_foreign_folder_is_one_line(tmp_path, capsys, content, said):

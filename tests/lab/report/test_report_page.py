@@ -54,7 +54,6 @@ def test_it_renders(page):
     assert headings == [
         "Which of the paper's cells are reproduced",
         "Runs that are not complete",
-        "Order of the estimators",
         "Training ELBO",
         "Variance and ELBO over the steps",
         "Training ELBO against time",
@@ -62,7 +61,7 @@ def test_it_renders(page):
         "Toy problem",
         "Time per step",
         "Pictures",
-        "Settings and versions",
+        "Versions",
     ]
     drawn = page.evaluate("""[...document.querySelectorAll('.chart svg')].map(
         (svg) => [...svg.querySelectorAll('[id*=line2d] path')].filter((one) => one.getTotalLength() > 100).length)""")

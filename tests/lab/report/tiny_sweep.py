@@ -85,7 +85,7 @@ class TinySweep:
         self.folder, self.runs = folder, []
 
     def add(self, name, kind, settings, targets):
-        planned = sweep.SweepRun(name, kind, self.folder / "runs" / name, settings, targets)
+        planned = sweep.SweepRun(name, kind, settings, targets, self.folder / "runs" / name)
         self.runs.append(planned)
         return planned.folder
 
@@ -130,11 +130,7 @@ class TinySweep:
     def content(self):
         return sweep.Sweep(
             self.folder,
-            targets=("figure-1", "table-k2-bernoulli", "table-time"),
             command="doublecv reproduce figure-1 table-k2-bernoulli --only 'dataset=<fashion-mnist>' --out results",
-            steps=STEPS,
-            seeds=(1, 2),
-            only={"dataset": ("fashion-mnist",)},
             versions={"doublecv": "0", "jax": "made up"},
             machine={"processor": "abacus", "cores": 2},
             runs=tuple(self.runs),

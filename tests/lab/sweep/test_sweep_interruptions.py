@@ -138,7 +138,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_stops(tmp_path):
 
 def test_a_bench_run_leaves_what_its_command_writes(tmp_path):
     settings = {"torch": False, "estimators": ["rloo"], "samples": [2], "rounds": 1, "calls": 1, "threads": None}
-    run = SweepRun("bench", "bench", tmp_path / "bench", settings, ("table-time",))
+    run = SweepRun("bench", "bench", settings, ("table-time",), tmp_path / "bench")
     assert run.state() == "waiting"
     assert run_now(run, lambda: False) == (0, "")
     assert run.state() == "done"

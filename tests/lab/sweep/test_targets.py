@@ -112,15 +112,12 @@ def test_the_file_is_what_was_agreed(tmp_path):
     folder = tmp_path / "sweep"
     begin(planned(folder, "table-k2-bernoulli", "figure-1", dataset=list(DATASETS[:1])))
     held = json.loads((folder / "sweep.json").read_text())
-    assert (held["format"], held["steps"], held["paper_steps"], held["seeds"]) == (1, 20_000, 1_000_000, [1])
-    assert held["targets"] == ["table-k2-bernoulli", "figure-1"]
-    assert held["only"] == {"dataset": ["mnist"]}
+    assert held["format"] == 1
     assert {"doublecv", "jax", "numpy", "python"} <= held["versions"].keys()
     assert held["machine"]["cores"] >= 1
     assert held["machine"]["processor"]
     assert held["command"] == "doublecv reproduce table-k2-bernoulli figure-1"
     for run in held["runs"]:
-        assert run["folder"] == f"runs/{run['name']}"
         assert {"dataset", "likelihood", "network", "samples", "estimator", "seed", "steps"} <= run["settings"].keys()
 
 
@@ -130,10 +127,7 @@ def test_a_second_sweep_in_the_same_folder_is_added(tmp_path):
     begin(planned(folder, "figure-toy-d1", steps=None))
     both = begin(planned(folder, "figure-bernoulli-linear-k2", seeds=(1, 2), dataset=["mnist", "digits"]))
     assert sweep.load(folder) == both
-    assert both.targets == ("table-k2-bernoulli", "figure-toy-d1", "figure-bernoulli-linear-k2")
     assert both.command.count("doublecv reproduce") == both.command.count("\n") + 1 == 3
-    assert (both.seeds, both.steps) == ((1, 2), 20_000)
-    assert both.only == {}
     # 8 on MNIST; the linear ones of them with a second seed; 4 linear ones on digits with two seeds; one toy problem.
     assert len(both.runs) == 8 + 4 + 8 + 1
     shared = [run for run in both.runs if len(run.targets) == 2]
@@ -141,15 +135,12 @@ def test_a_second_sweep_in_the_same_folder_is_added(tmp_path):
     assert len(shared) == 4
 
 
-def test_a_folder_with_other_steps_is_left_alone(tmp_path):
+def test_runs_of_other_lengths_are_other_runs_of_the_same_sweep(tmp_path):
     folder = tmp_path / "sweep"
-    begin(planned(folder, "table-k2-bernoulli"))
-    before = (folder / "sweep.json").read_bytes()
-    with pytest.raises(InputError, match="was begun with --steps 20000, got --steps 10; name another folder"):
-        begin(planned(folder, "table-k2-bernoulli", steps=10))
-    with pytest.raises(InputError, match="was begun with --steps 20000, got the paper's steps"):
-        begin(planned(folder, "table-k2-bernoulli", steps=None))
-    assert (folder / "sweep.json").read_bytes() == before
+    first = begin(planned(folder, "table-k2-bernoulli"))
+    both = begin(planned(folder, "table-k2-bernoulli", steps=10))
+    assert len(both.runs) == 2 * len(first.runs)
+    assert {run.settings["steps"] for run in both.runs} == {10, 20_000}
 
 
 def test_a_run_with_other_settings_under_its_name_is_not_mixed(tmp_path):
@@ -185,15 +176,22 @@ def test_a_changed_number_is_noticed(tmp_path):
         sweep.load(path.parent)
 
 
-@pytest.mark.parametrize("place", ["/tmp/elsewhere", "../elsewhere", "runs/../../elsewhere", "link/run", ""])
-def test_a_run_outside_the_folder_is_refused(tmp_path, place):
+@pytest.mark.parametrize("place", ["/tmp/elsewhere", "../elsewhere"])
+def test_a_folder_in_the_file_is_not_followed(tmp_path, place):
+    """Version 0.1 wrote where the folder of each run is."""
     folder = tmp_path / "sweep"
     begun = begin(planned(folder, "table-k2-bernoulli"))
-    (folder / "link").symlink_to(tmp_path)
     held = sweep.as_json(begun)
     held["runs"][0]["folder"] = place
     (folder / "sweep.json").write_text(json.dumps(held))
-    with pytest.raises(InputError, match=r"does not stay inside|is a symbolic link"):
+    assert sweep.load(folder) == begun
+
+
+def test_a_run_whose_folder_is_a_link_is_refused(tmp_path):
+    folder = tmp_path / "sweep"
+    begun = begin(planned(folder, "table-k2-bernoulli"))
+    begun.runs[0].folder.symlink_to(tmp_path)
+    with pytest.raises(InputError, match="is a symbolic link"):
         sweep.load(folder)
     faults = {}
     assert len(sweep.load(folder, faults).runs) == len(begun.runs) - 1
@@ -208,7 +206,7 @@ def test_a_folder_without_a_sweep(tmp_path):
         begin(planned(tmp_path, "figure-1"))
 
 
-@pytest.mark.parametrize("name", ["../run", "a b", "<script>", "", "x\n"])
+@pytest.mark.parametrize("name", ["../run", "..", ".", "a b", "<script>", "", "x\n"])
 def test_a_runs_name_is_plain(name, tmp_path):
     folder = tmp_path / "sweep"
     begin(planned(folder, "figure-toy-d1", steps=10))

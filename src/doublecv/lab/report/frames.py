@@ -392,7 +392,7 @@ def versions_table(content: Content) -> Table:
             versions.setdefault(name, {})[str(version)] = None
     rows = [{"name": words(name), "version": words(", ".join(used))} for name, used in versions.items()]
     caption = "Where there are several, different runs used different ones."
-    return Table.of("versions", "Versions and machine", caption, rows)
+    return Table.of("packages", "Versions and machine", caption, rows)
 
 
 def training_charts(

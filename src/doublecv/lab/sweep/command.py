@@ -20,6 +20,7 @@ from doublecv.lab.sweep.plan import LOG, Only, Sweep, SweepRun, begin, claimed, 
 from doublecv.lab.sweep.progress import SweepProgress, duration, multiplications_per_second, work
 from doublecv.lab.sweep.ray import LOCAL, RayWorkers, ray_session
 from doublecv.lab.sweep.targets import ALL, LIKELIHOODS, NETWORKS, SEEDS, TARGETS
+from doublecv.lab.sweep.worker import single_threaded
 
 KEYS = {
     "dataset": DATASETS,
@@ -143,14 +144,14 @@ def _download(wanted: Sweep) -> None:
 
 def run_all(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepRun]:
     """Run the runs here or on Ray until all have ended or Ctrl-C was pressed; return those that failed."""
+    # A benchmark measures this machine, whose name is in sweep.json, and has it for itself.
+    timed, others = ([run for run in runs if (run.kind == "bench") is bench] for bench in (True, False))
     with interruption() as asked, SweepProgress(runs) as progress:
-        # A benchmark measures this machine, whose name is in sweep.json.
-        here = [run for run in runs if run.kind == "bench" or not on_ray]
-        with closing(engine.LocalWorkers(sweep, cores())) as workers:
-            engine.run(here, workers, progress, asked)
-        if on_ray:
-            with closing(RayWorkers(sweep)) as tasks:
-                engine.run([run for run in runs if run.kind != "bench"], tasks, progress, asked)
+        with closing(engine.LocalWorkers(sweep, 1, {"COLUMNS": "120"})) as one:
+            engine.run(timed, one, progress, asked)
+        workers = RayWorkers(sweep) if on_ray else engine.LocalWorkers(sweep, cores(), single_threaded())
+        with closing(workers):
+            engine.run(others, workers, progress, asked)
     failed = [run for run in runs if progress.ended.get(run.name) == "failed"]
     for run in failed:
         log = run.folder / LOG

@@ -1,7 +1,7 @@
 """The engine of a sweep: hand runs to workers, follow them, and stop them on request.
 
-Workers are processes on this machine, one per core, or tasks of a Ray cluster (`doublecv.lab.sweep.ray`). Both
-implement `Workers`, so that order, failures, interruption and the display are the same.
+Workers are processes on this machine, one per core, or tasks of a Ray cluster (`doublecv.lab.sweep.ray`). Both return
+futures, so that order, failures, interruption and the display are the same.
 """
 
 from __future__ import annotations
@@ -10,147 +10,111 @@ import json
 import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from selectors import EVENT_READ, DefaultSelector
-from typing import NamedTuple, Protocol
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Protocol
 
 from doublecv.lab.common.files import write_atomically
 from doublecv.lab.sweep.plan import FAILURE, LOG, Sweep, SweepRun
 from doublecv.lab.sweep.progress import SweepProgress
-from doublecv.lab.sweep.worker import STOPPED, single_threaded
-
-
-class Ended(NamedTuple):
-    """A run that is no longer running, its exit status, 0 for success, and the reason of a failure."""
-
-    run: SweepRun
-    status: int
-    reason: str = ""
+from doublecv.lab.sweep.worker import STOPPED
 
 
 class Workers(Protocol):
     """Run the runs of one sweep."""
 
-    def has_room(self, run: SweepRun) -> bool:
-        """Return whether the run may be submitted now."""
-
-    def submit(self, run: SweepRun) -> None:
-        """Start the run, or queue it."""
-
-    def wait(self, seconds: float) -> Sequence[Ended]:
-        """Return the runs that have ended, after at most so many seconds."""
+    def submit(self, run: SweepRun) -> Future[tuple[int, str]]:
+        """Start the run, or queue it; the result is its exit status, 0 for success, and the reason of a failure."""
 
     def request_stop(self) -> None:
-        """Ask all runs to save and stop; may be called repeatedly."""
+        """Ask all runs to save and stop, and start no others; may be called repeatedly."""
 
 
-def run(
-    runs: Sequence[SweepRun], workers: Workers, progress: SweepProgress, stop: Callable[[], bool], pause: float = 0.2
-) -> None:
+def run(runs: Sequence[SweepRun], workers: Workers, progress: SweepProgress, stop: Callable[[], bool]) -> None:
     """Run all runs that are not done; when `stop` returns True, let those that are running save, and return.
 
     A run that fails does not keep the others from running.
     """
-    waiting = [each for each in runs if not each.is_done()]
-    submitted: dict[str, SweepRun] = {}
-    while submitted or (waiting and not stop()):
-        while waiting and not stop() and workers.has_room(waiting[0]):
-            each = waiting.pop(0)
-            submitted[each.name] = each
-            workers.submit(each)
-        for ended in workers.wait(pause):
-            del submitted[ended.run.name]
-            stopped = stop() and (ended.status == STOPPED or ended.status < 0)
-            how = "done" if ended.status == 0 else "stopped" if stopped else "failed"
-            progress.end(ended.run, how, ended.reason if how == "failed" else "")
+    submitted = {} if stop() else {workers.submit(each): each for each in runs if not each.is_done()}
+    while submitted:
+        ended, _ = wait(submitted, timeout=0.2, return_when=FIRST_COMPLETED)
+        for future in ended:
+            try:
+                status, reason = future.result()
+            except Exception as error:  # Ray's own: the task lost its worker too often
+                status, reason = 1, str(error).partition("\n")[0]
+            stopped = stop() and (status == STOPPED or status < 0)
+            progress.end(submitted.pop(future), "stopped" if stopped else "failed" if status else "done", reason)
         progress.show(submitted.values())
         if stop():
             progress.stopping()
             workers.request_stop()
 
 
-@dataclass
-class _Process:
-    """A worker process and the run that it executes, if any."""
-
-    popen: subprocess.Popen[str]
-    threads: str
-    run: SweepRun | None = None
-
-
 class LocalWorkers:
-    """Processes that are started when they are needed and used for many runs."""
+    """Processes that are started when they are needed and used for many runs, each served by a thread of this one.
 
-    def __init__(self, sweep: Sweep, cores: int) -> None:
-        self._sweep, self._cores = sweep, cores
-        self._processes: list[_Process] = []
+    Args:
+        sweep: the sweep of the runs.
+        cores: the number of processes at a time.
+        environment: variables that are set in them.
+    """
 
-    def has_room(self, run: SweepRun) -> bool:
-        """Return whether a core is free; a benchmark has the machine for itself."""
-        running = [process.run for process in self._processes if process.run is not None]
-        if any("bench" in (run.kind, other.kind) for other in running):
-            return False
-        return len(running) < self._cores
+    def __init__(self, sweep: Sweep, cores: int, environment: dict[str, str]) -> None:
+        self._sweep, self._environment = sweep, os.environ | environment
+        self._threads, self._own = ThreadPoolExecutor(cores), threading.local()
+        self._processes: list[subprocess.Popen[str]] = []
+        self._is_stopping = False
 
-    def submit(self, run: SweepRun) -> None:
-        """Hand the run to an idle process, or to a new one; a benchmark uses all threads."""
-        threads = "all" if run.kind == "bench" else "one"
-        idle = (each for each in self._processes if each.run is None and each.threads == threads)
-        process = next(idle, None) or self._start(threads)
-        process.run = run
-        assert process.popen.stdin is not None
-        try:
-            process.popen.stdin.write(f"{run.name}\n")
-            process.popen.stdin.flush()
-        except OSError:
-            return  # it has ended, which `wait` finds
-
-    def wait(self, seconds: float) -> list[Ended]:
-        """Return the runs that have ended."""
-        busy = {each.popen.stdout: each for each in self._processes if each.run is not None}
-        with DefaultSelector() as selector:
-            for pipe in busy:
-                selector.register(pipe, EVENT_READ)  # type: ignore[arg-type]
-            if not busy:
-                time.sleep(seconds)
-                return []
-            return [self._ended(busy[key.fileobj]) for key, _ in selector.select(seconds)]  # type: ignore[index]
+    def submit(self, run: SweepRun) -> Future[tuple[int, str]]:
+        """Queue the run for the next process that is idle."""
+        return self._threads.submit(self._run, run)
 
     def request_stop(self) -> None:
-        """Send SIGTERM to the processes that are running something."""
+        """Send SIGTERM to all processes."""
+        self._is_stopping = True
         for process in self._processes:
-            if process.run is not None:
-                process.popen.terminate()
+            process.terminate()
 
     def close(self) -> None:
-        """End all processes: idle ones at the end of their input, others at once."""
+        """End all processes."""
+        self._is_stopping = True
         for process in self._processes:
-            if process.run is not None:
-                process.popen.kill()
-            process.popen.communicate()
-        self._processes = []
+            process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.communicate()
 
-    def _start(self, threads: str) -> _Process:
-        environment = os.environ | (single_threaded() if threads == "one" else {"COLUMNS": "120"})
-        command = [sys.executable, "-m", "doublecv.lab.sweep.worker", str(self._sweep.folder)]
-        pipe = subprocess.PIPE
-        process = _Process(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment), threads)
-        self._processes.append(process)
-        return process
-
-    def _ended(self, process: _Process) -> Ended:
-        assert process.popen.stdout is not None
-        assert process.run is not None
-        run, process.run = process.run, None
-        if answer := process.popen.stdout.readline():
+    def _run(self, run: SweepRun) -> tuple[int, str]:
+        if self._is_stopping:
+            return STOPPED, ""
+        process = self._process()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(f"{run.name}\n")
+            process.stdin.flush()
+        except OSError:
+            answer = ""  # it has ended
+        else:
+            answer = process.stdout.readline()
+        if answer:
             status, reason = json.loads(answer)
-            return Ended(run, status, reason)
-        self._processes.remove(process)
-        process.popen.communicate()
-        status = process.popen.returncode or 1
+            return status, reason
+        del self._own.process
+        status = process.wait() or 1
         reason = f"killed by signal {-status}" if status < 0 else f"the worker ended with status {status}"
         if (run.folder / LOG).exists():
             write_atomically(run.folder / FAILURE, f"{reason}\n".encode())
-        return Ended(run, status, reason)
+        return status, reason
+
+    def _process(self) -> subprocess.Popen[str]:
+        """Return the process of this thread."""
+        if not hasattr(self._own, "process"):
+            command = [sys.executable, "-m", "doublecv.lab.sweep.worker", str(self._sweep.folder)]
+            pipe = subprocess.PIPE
+            self._own.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=self._environment)
+            self._processes.append(self._own.process)
+        process: subprocess.Popen[str] = self._own.process
+        return process

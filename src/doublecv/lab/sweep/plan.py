@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -57,13 +57,14 @@ class SweepRun:
         settings: all settings of that command, as JSON.
         targets: the targets that it is part of. RELAX and REBAR have one sample, three evaluations of f, in the tables
             of K = 2 and of K = 4 alike, as in the paper.
+        folder: runs/NAME in the folder of the sweep.
     """
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]
     kind: Kind
-    folder: Path
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     targets: tuple[str, ...]
+    folder: Path
 
     def state(self) -> State:
         """Return how far it is; "interrupted" was started and is not running, "failed" has a failure.txt."""
@@ -90,19 +91,13 @@ class Sweep:
 
     Attributes:
         command: the command that made it; one per line if there were several.
-        steps: the steps of a training run, None for the paper's number.
-        only: what the targets were restricted to, by key; empty if they were not.
         versions: of the packages that it was planned with.
         machine: `processor` and `cores`.
         runs: all runs, in the order in which they are run.
     """
 
     folder: Path
-    targets: tuple[str, ...]
     command: str
-    steps: int | None
-    seeds: tuple[int, ...]
-    only: dict[str, tuple[str, ...]]
     versions: dict[str, str]
     machine: dict[str, str | int]
     runs: tuple[SweepRun, ...]
@@ -112,22 +107,11 @@ class Sweep:
         return next(run for run in self.runs if run.name == name)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """The schema of one run in sweep.json."""
-
-    name: Annotated[str, Meta(pattern=r"^[\w.-]+\Z", max_length=200)]
-    kind: Kind
-    folder: str
-    settings: dict[str, Any]
-    targets: tuple[str, ...]
-
-
 def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
     """Read the sweep in a folder, or raise an `InputError`.
 
-    Entries of sweep.json that cannot be read, or whose folder is not inside the sweep's, are put into `faults` with the
-    reason; if it is None, they are errors.
+    Entries of sweep.json that cannot be read, or whose folder is a link, are put into `faults` with the reason; if it
+    is None, they are errors.
     """
     path = folder / FILE
     try:
@@ -140,10 +124,11 @@ def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
     runs: dict[str, SweepRun] = {}
     for index, entry in enumerate(convert(path, held.get("runs"), list[Any], "runs")):
         try:
-            found = convert(path, entry, _Entry, f"runs[{index}]")
+            place = f"runs[{index}]"
+            found = convert(path, convert(path, entry, dict, place) | {"folder": folder}, SweepRun, place)
             if found.name in runs:
-                raise InputError(f"{path}, field runs[{index}].name: {found.name} is there twice")
-            runs[found.name] = SweepRun(**vars(found) | {"folder": inside(folder, found.folder)})
+                raise InputError(f"{path}, field {place}.name: {found.name} is there twice")
+            runs[found.name] = replace(found, folder=inside(folder, f"runs/{found.name}"))
         except InputError as error:
             if faults is None:
                 raise
@@ -153,9 +138,9 @@ def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
 
 def as_json(sweep: Sweep) -> dict[str, Any]:
     """Return the content of sweep.json."""
-    runs = [asdict(run) | {"folder": run.folder.relative_to(sweep.folder).as_posix()} for run in sweep.runs]
-    described = {"format": FORMAT, "paper_steps": PAPER_STEPS} | asdict(sweep) | {"runs": runs}
-    del described["folder"]
+    described = {"format": FORMAT} | asdict(sweep)
+    for each in (described, *described["runs"]):
+        del each["folder"]
     return described
 
 
@@ -169,18 +154,9 @@ def plan(
     for target in targets:
         for name, kind, settings in TARGETS[target].runs(steps, seeds, only):
             shared = runs[name].targets if name in runs else ()
-            runs[name] = SweepRun(name, kind, folder / "runs" / name, settings, (*shared, target))
-    return Sweep(
-        folder,
-        tuple(targets),
-        command,
-        steps,
-        tuple(seeds),
-        {key: tuple(values) for key, values in only.items()},
-        files.versions(),
-        {"processor": processor(), "cores": cores()},
-        tuple(sorted(runs.values(), key=_priority)),
-    )
+            runs[name] = SweepRun(name, kind, settings, (*shared, target), folder / "runs" / name)
+    machine: dict[str, str | int] = {"processor": processor(), "cores": cores()}
+    return Sweep(folder, command, files.versions(), machine, _in_order(runs.values()))
 
 
 @contextmanager
@@ -206,40 +182,24 @@ def begin(wanted: Sweep) -> Sweep:
 
 
 def _merge_sweeps(before: Sweep, wanted: Sweep) -> Sweep:
-    folder = wanted.folder
-    trains = [any(run.kind == "train" for run in sweep.runs) for sweep in (before, wanted)]
-    if before.steps != wanted.steps and all(trains):
-        begun, given = (f"--steps {sweep.steps}" if sweep.steps else "the paper's steps" for sweep in (before, wanted))
-        raise InputError(f"--out {folder} was begun with {begun}, got {given}; name another folder")
     runs = {run.name: run for run in before.runs}
     for run in wanted.runs:
         held = runs.get(run.name, run)
         for key in held.settings.keys() & run.settings.keys():
             if held.settings[key] != run.settings[key]:
                 raise InputError(
-                    f"{folder / FILE} has {run.name} with {key} {held.settings[key]}, and here it is "
+                    f"{wanted.folder / FILE} has {run.name} with {key} {held.settings[key]}, and here it is "
                     f"{run.settings[key]}; name another folder"
                 )
         runs[run.name] = replace(held, targets=tuple(dict.fromkeys((*held.targets, *run.targets))))
-    return replace(
-        wanted,
-        targets=tuple(dict.fromkeys((*before.targets, *wanted.targets))),
-        command="\n".join(dict.fromkeys((*before.command.splitlines(), wanted.command))),
-        steps=wanted.steps if trains[1] else before.steps,
-        seeds=tuple(sorted({*before.seeds, *wanted.seeds})),
-        only=_union_only(before.only, wanted.only),
-        runs=tuple(sorted(runs.values(), key=_priority)),
-    )
+    command = "\n".join(dict.fromkeys((*before.command.splitlines(), wanted.command)))
+    return replace(wanted, command=command, runs=_in_order(runs.values()))
 
 
-def _union_only(before: Only, wanted: Only) -> dict[str, tuple[str, ...]]:
-    """Return what both together are restricted to; a key that one of them leaves open is open."""
-    return {key: tuple(dict.fromkeys((*before[key], *wanted[key]))) for key in before if key in wanted}
-
-
-def _priority(run: SweepRun) -> tuple[int, int]:
+def _in_order(runs: Iterable[SweepRun]) -> tuple[SweepRun, ...]:
     """Sort benchmarks first, while nothing else runs; then the short toy problem; then training, seed by seed."""
-    return ("bench", "toy", "train").index(run.kind), run.settings.get("seed", 0)
+    kinds = ("bench", "toy", "train")
+    return tuple(sorted(runs, key=lambda run: (kinds.index(run.kind), run.settings.get("seed", 0))))
 
 
 def cores() -> int:

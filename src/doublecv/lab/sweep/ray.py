@@ -10,12 +10,12 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.sweep.engine import Ended
 from doublecv.lab.sweep.plan import Sweep, SweepRun, load
 from doublecv.lab.sweep.worker import STOPPED, run, single_threaded
 
@@ -81,30 +81,12 @@ class RayWorkers:
         if "DOUBLECV_DATA" in os.environ:
             self._environment["DOUBLECV_DATA"] = os.environ["DOUBLECV_DATA"]
         self._task = ray.remote(num_cpus=1, max_retries=RETRIES)(_task)
-        self._runs: dict[Any, SweepRun] = {}
 
-    def has_room(self, run: SweepRun) -> bool:
-        """Return True: Ray has a queue."""
-        return True
-
-    def submit(self, run: SweepRun) -> None:
+    def submit(self, run: SweepRun) -> Future[tuple[int, str]]:
         """Queue the run."""
-        task = self._task.options(name=run.name)
-        self._runs[task.remote(str(self._folder), run.name, self._environment)] = run
-
-    def wait(self, seconds: float) -> list[Ended]:
-        """Return the runs that have ended."""
-        import ray
-
-        references, _ = ray.wait(list(self._runs), timeout=seconds)
-        ended = []
-        for reference in references:
-            run = self._runs.pop(reference)
-            try:
-                ended.append(Ended(run, *ray.get(reference)))
-            except ray.exceptions.RayError as error:
-                ended.append(Ended(run, 1, str(error).splitlines()[0]))
-        return ended
+        task = self._task.options(name=run.name).remote(str(self._folder), run.name, self._environment)
+        future: Future[tuple[int, str]] = task.future()
+        return future
 
     def request_stop(self) -> None:
         """Write the file that all tasks look at."""
