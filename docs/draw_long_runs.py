@@ -28,7 +28,7 @@ def table(cells):
     for cell in cells:
         for run in (*cell.complete, *cell.unfinished):
             label = f"{appearance(cell.key.estimator).label}, seed {run.seed}"
-            curves[label] = dict(run.records.curves["train_elbo"].points)
+            curves[label] = dict(run.records.curves["train_elbo"])
     last = {max(curve) for curve in curves.values()}
     steps = sorted({step for curve in curves.values() for step in curve if step % EVERY == 0} | last)
     rows = [["step", *curves], ["---:"] * (1 + len(curves))]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from doublecv.lab.common.records import DamagedFile, LineReader, has_checksum, read_document, seal_document, seal_line
+from doublecv.lab.common.records import DamagedFile, LineReader, read_document, seal_document, seal_line
 
 RECORDS = [
     {"kind": "train", "step": 2, "seed": 1, "elbo": -10.25, "variance": {"rloo": 0.5}},
@@ -24,6 +24,7 @@ class Settings:
 @dataclass
 class Config:
     settings: Settings
+    sealed: bool = True
 
 
 def lines(records=RECORDS, sealed=True):
@@ -47,7 +48,9 @@ def path(tmp_path):
 @pytest.mark.parametrize("sealed", [True, False])
 def test_lines_come_back(path, sealed):
     assert read(path, b"".join(lines(sealed=sealed))) == RECORDS
-    assert has_checksum(path) == sealed
+    reader = LineReader(path)
+    assert list(reader) == RECORDS
+    assert reader.sealed == sealed
 
 
 def test_every_changed_byte_is_noticed(path):
@@ -67,7 +70,7 @@ def test_missing_and_exchanged_lines_are_noticed(path, order):
 
 def test_a_checksum_that_was_taken_away_is_missed(path):
     written = lines()
-    with pytest.raises(DamagedFile, match="line 2, field checksum: found no checksum"):
+    with pytest.raises(DamagedFile, match="line 2, field checksum: found another"):
         read(path, written[0] + b"".join(lines(sealed=False)[1:]))
 
 
@@ -89,20 +92,17 @@ def test_a_part_of_the_lines(path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            '{"kind": "train", "step": 2, "seed": 1, "elbo": NaN}',
-            "line 1, field elbo: found NaN, wanted a finite number",
-        ),
-        ('{"kind": "train", "step": 2, "seed": 1, "elbo": 1e999}', "field elbo: found Infinity, wanted a finite"),
-        ('{"kind": "train", "step": 2, "seed": 1, "elbo": "low"}', 'field elbo: found "low", wanted a finite number'),
-        ('{"kind": "train", "step": 2, "seed": 1, "elbo": [1]}', r"field elbo: found \[1\], wanted a finite number"),
-        ('{"kind": "train", "step": 2, "seed": 1, "elbo": true}', "field elbo: found true, wanted a finite number"),
-        ('{"kind": "train", "step": 2, "seed": 1, "v": {"a": {}}}', "field v.a: found {}, wanted a finite number"),
-        ('{"kind": "train", "step": -2, "seed": 1}', "field step: found -2, wanted int >= 0"),
-        ('{"kind": "train", "step": 2.5, "seed": 1}', "field step: found 2.5, wanted int"),
-        ('{"kind": "train", "step": 2}', "field seed: found nothing, wanted a value"),
-        ("[1, 2]", r"line 1: found \[1, 2\], wanted object"),
-        ("{", 'line 1: found "{", wanted a JSON object'),
+        ('{"kind": "train", "step": 2, "seed": 1, "elbo": NaN}', r"line 1: wanted a JSON object: .*\(byte 48\)"),
+        ('{"kind": "train", "step": 2, "seed": 1, "elbo": 1e999}', "line 1: wanted a JSON object: Number out of range"),
+        ('{"kind": "train", "step": 2, "seed": 1, "elbo": "low"}', 'field elbo: found "low", wanted a number'),
+        ('{"kind": "train", "step": 2, "seed": 1, "elbo": [1]}', r"field elbo: found \[1\], wanted a number"),
+        ('{"kind": "train", "step": 2, "seed": 1, "elbo": true}', "field elbo: found true, wanted a number"),
+        ('{"kind": "train", "step": 2, "seed": 1, "v": {"a": {}}}', "field v: found .*, wanted a number"),
+        ('{"kind": "train", "step": -2, "seed": 1}', "field step: Expected `int` >= 0"),
+        ('{"kind": "train", "step": 2.5, "seed": 1}', "field step: Expected `int`, got `float`"),
+        ('{"kind": "train", "step": 2}', "Object missing required field `seed`"),
+        ("[1, 2]", "line 1: wanted a JSON object: Expected `object`, got `array`"),
+        ("{", "line 1: wanted a JSON object: Input data was truncated"),
         ("\x00\x1b[31m", "wanted a JSON object"),
     ],
 )
@@ -112,35 +112,33 @@ def test_faults_are_named(path, line, said):
 
 
 def test_what_is_not_finite_is_written_as_null(path):
-    record = {"kind": "train", "step": 2, "seed": 1, "elbo": float("nan"), "variance": {"a": float("inf")}}
-    assert read(path, seal_line(record, 0)[0]) == [record | {"elbo": None, "variance": {"a": None}}]
+    record = {"kind": "train", "step": 2, "seed": 1, "elbo": float("nan"), "variance": float("inf")}
+    assert read(path, seal_line(record, 0)[0]) == [record | {"elbo": None, "variance": None}]
 
 
 def test_a_document_comes_back(tmp_path):
     path = tmp_path / "config.json"
     path.write_bytes(seal_document({"settings": {"samples": 2, "names": ["a"]}}))
     assert read_document(path, Config) == Config(Settings(2, ("a",)))
-    assert has_checksum(path)
     path.write_text('{"settings": {"samples": 3}}')
-    assert read_document(path, Config) == Config(Settings(3))
-    assert not has_checksum(path)
+    assert read_document(path, Config) == Config(Settings(3), sealed=False)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"settings": {"samples": "two"}}', 'field settings.samples: found "two", wanted int'),
-        (b'{"settings": {"samples": 2, "names": [1]}}', r"field settings.names\[0\]: found 1, wanted str"),
-        (b'{"settings": {}}', "field settings.samples: found nothing, wanted a value"),
-        (b"{}", "field settings: found nothing, wanted a value"),
-        (b"[]", r"found something else \(Expected `object`, got `array`\), wanted a JSON object"),
-        (b"{,}", r"line 1: found something else \(JSON is malformed: .*\(byte 1\)\)"),
-        (b'{\n"a": 1,\n,}', r"line 3: found something else \(JSON is malformed"),
+        (b'{"settings": {"samples": "two"}}', "field settings.samples: Expected `int`, got `str`"),
+        (b'{"settings": {"samples": 2, "names": [1]}}', r"field settings.names\[0\]: Expected `str`, got `int`"),
+        (b'{"settings": {}}', "field settings: Object missing required field `samples`"),
+        (b"{}", "Object missing required field `settings`"),
+        (b"[]", "wanted a JSON object: Expected `object`, got `array`"),
+        (b"{,}", r"wanted a JSON object: JSON is malformed: .*\(byte 1\)"),
+        (b'{\n"a": 1,\n,}', r"wanted a JSON object: JSON is malformed: .*\(byte 10\)"),
         (b'{"a": NaN}', r"JSON is malformed: .*\(byte 6\)"),
         (b'{"a": 1e999}', "JSON is malformed|out of range"),
-        (b'{"a": "\xff"}', "found something else"),
-        (b"[" * 100_000, "found something else"),
-        (b"9" * 10_000, "found something else"),
+        (b'{"a": "\xff"}', "wanted a JSON object"),
+        (b"[" * 100_000, "wanted a JSON object"),
+        (b"9" * 10_000, "wanted a JSON object"),
     ],
 )
 def test_faults_of_documents_are_named(tmp_path, content, said):
@@ -162,7 +160,7 @@ def test_links_and_pipes_are_not_read(tmp_path):
     real.write_text(json.dumps({"settings": {"samples": 2}}))
     link.symlink_to(real)
     os.mkfifo(pipe)
-    with pytest.raises(DamagedFile, match="found a symbolic link"):
+    with pytest.raises(OSError, match="symbolic link"):
         read_document(link, Config)
-    with pytest.raises(DamagedFile, match="is not a file"):
+    with pytest.raises(DamagedFile, match="wanted a regular file"):
         read_document(pipe, Config)

@@ -57,16 +57,16 @@ def edit(folder, name, change):
     [
         (
             lambda run: (run / "metrics.jsonl").write_text("{\n"),
-            'metrics.jsonl, line 1: found "{", wanted a JSON object',
+            "metrics.jsonl, line 1: wanted a JSON object: Input data was truncated",
         ),
         (lambda run: (run / "metrics.jsonl").unlink(), "there is no .*metrics.jsonl"),
         (
             lambda run: (run / "config.json").write_text("{}"),
-            "config.json, field settings: found nothing",
+            "config.json: Object missing required field `settings`",
         ),
         (
             lambda run: (run / "config.json").write_bytes(b"\xff"),
-            "config.json, line 1: found something else .*, wanted a JSON object",
+            "config.json: wanted a JSON object: .*",
         ),
         (lambda run: os.truncate(run / "metrics.jsonl", 800), "line [0-9]+: found the end of the file"),
         (lambda run: digit(run / "metrics.jsonl"), "metrics.jsonl, line 1, field checksum"),
@@ -127,7 +127,7 @@ def test_an_unfinished_run_that_lost_its_end_is_noticed(copy):
     assert said in why(copy, "disarm-1")
     tables(copy)
     checkpoint.write_text(json.dumps({"step": 8, "metrics_bytes": "many"}))
-    assert "checkpoint.json, field metrics_bytes: found" in why(copy, "disarm-1")
+    assert "checkpoint.json, field metrics_bytes: Expected `int`, got `str`" in why(copy, "disarm-1")
     shutil.rmtree(checkpoint.parent)
     elsewhere = copy / "elsewhere"
     elsewhere.mkdir()
@@ -154,7 +154,7 @@ def test_a_nan_stops_nothing(copy):
     lines = [{**record} for record in LineReader(path)]
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     path.write_text(re.sub(r'"train_elbo": [-\d.]+', '"train_elbo": NaN', text, count=1))
-    assert "line 6, field train_elbo: found NaN, wanted a finite number" in why(copy)
+    assert "line 6: wanted a JSON object: JSON is malformed" in why(copy)
     tables(copy)
     # A program that diverged writes null, which is a missing value.
     rewritten = [line | ({"elbo": None} if "elbo" in line else {}) for line in lines]
@@ -308,7 +308,7 @@ def test_links_out_of_the_sweep_are_not_read(copy, tmp_path):
     assert "is a symbolic link" in why(copy, "entry 1")
     (copy / "runs" / "rloo-2" / results.METRICS).unlink()
     (copy / "runs" / "rloo-2" / results.METRICS).symlink_to(elsewhere / results.METRICS)
-    assert "found a symbolic link, wanted a regular file" in why(copy, "rloo-2")
+    assert "symbolic link" in why(copy, "rloo-2")
 
 
 @pytest.mark.parametrize(

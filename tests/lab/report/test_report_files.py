@@ -12,7 +12,7 @@ from tiny_sweep import LEVEL, SHIFT, STEPS, TinySweep, toy_results, trained, uns
 
 from doublecv.lab.cli import main
 from doublecv.lab.report import render
-from doublecv.lab.report.collect import POINTS, Curve
+from doublecv.lab.report.collect import POINTS, Records
 from doublecv.lab.report.statistics import paper_elbos
 from doublecv.lab.sweep import plan as sweep
 
@@ -139,14 +139,15 @@ def test_the_page_needs_nothing_from_elsewhere(written):
 
 
 def test_a_long_curve_is_thinned_evenly_and_keeps_its_end():
-    curve = Curve()
+    records = Records(100_000)
     for step in range(1, 100_001):
-        curve.add(step, -step)
-    steps = list(curve.points)
+        records.add({"step": step, "elbo": -step})
+    curve = records.curves["elbo"]
+    steps = list(curve)
     assert POINTS <= len(steps) <= 2 * POINTS + 2
     assert (steps[0], steps[-1]) == (1, 100_000)
     assert len(set(np.diff(steps[:-1]))) == 1
-    assert curve.points[steps[5]] == -steps[5]
+    assert curve[steps[5]] == -steps[5]
 
 
 def test_tick_labels_keep_their_digits(tiny_sweep):
@@ -193,10 +194,10 @@ def test_the_command_prints_what_it_wrote_and_replaces_an_older_report(copy, cap
     ("content", "said"),
     [
         (None, "holds no sweep"),
-        ("not JSON", "found something else (JSON is malformed"),
+        ("not JSON", "wanted a JSON object: JSON is malformed"),
         ('{"format": 99}', "has format 99"),
         ("[]", "wanted a JSON object"),
-        ('{"format": 1, "command": 3}', "field command: found 3, wanted str"),
+        ('{"format": 1, "command": 3}', "field command: Expected `str`, got `int`"),
     ],
 )
 def test_a_missing_or_foreign_folder_is_one_line(tmp_path, capsys, content, said):

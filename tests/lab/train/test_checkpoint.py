@@ -92,7 +92,7 @@ def without_checksum(path):
         (lambda path: (path / "checkpoint.json").unlink(), "checkpoint.json is missing"),
         (
             lambda path: (path / "checkpoint.json").write_text('{"step": 1'),
-            "(Input data was truncated), wanted",
+            "wanted a JSON object: Input data was truncated",
         ),
         (lambda path: (path / "checkpoint.json").write_text("[]"), "wanted a JSON object"),
         (lambda path: change(path, '"step": 10', '"step": 11'), "checkpoint.json, field checksum"),

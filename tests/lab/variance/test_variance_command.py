@@ -96,7 +96,7 @@ def test_a_command_that_was_cut_goes_on(run_folder, tmp_path, capsys, monkeypatc
         ("[]", "wanted a JSON object"),
         (
             '{"draws": 8, "fit_steps": 2000, "measured": [{"data": "mnist"}]}',
-            "variance.json, field measured[0].run: found nothing, wanted a value",
+            "variance.json, field measured[0]: Object missing required field `run`",
         ),
         (
             seal_document({"draws": 8, "fit_steps": 2000, "measured": []}).decode().replace("2000", "2001"),

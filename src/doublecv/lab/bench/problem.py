@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Meta
 
 from doublecv.estimators import Estimator
 from doublecv.lab.common.options import Option, ProgramSettings
@@ -41,6 +42,8 @@ NEGATIVE_SLOPE = 0.3
 """The slope of LeakyReLU below 0."""
 
 LEARNING_RATE = 1e-3
+
+Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 
 STEPS = 10
 """The number of training steps per timed call in JAX, where training runs them in compiled chunks."""
@@ -116,10 +119,10 @@ class Row:
     estimator: str
     samples: int
     evaluations: int
-    milliseconds: float
-    ratio: float
+    milliseconds: Positive
+    ratio: Positive
     floor_ratio: float | None
-    rounds: tuple[float, ...]
+    rounds: tuple[Positive, ...]
 
 
 def table(rows: list[Row], library: str) -> Table:

@@ -8,15 +8,14 @@ damage, not against forgery. Files of version 0.1 have none; they are read, and 
 Every fault is a `DamagedFile`, which names the file, the line, the field, what was found and what was wanted:
 
 >>> from pathlib import Path
->>> print(DamagedFile(Path("metrics.jsonl"), "NaN", "a finite number", line=7, field="train_elbo"))
-metrics.jsonl, line 7, field train_elbo: found NaN, wanted a finite number
+>>> print(DamagedFile(Path("metrics.jsonl"), "found true, wanted a number", line=7, field="train_elbo"))
+metrics.jsonl, line 7, field train_elbo: found true, wanted a number
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
@@ -40,8 +39,9 @@ Record: TypeAlias = dict[str, Any]
 
 _SEAL = b', "checksum": "'
 _SEAL_LENGTH = len(_SEAL) + len('00000000"}')
-_DECODER = msgspec.json.Decoder(dict[str, int | float | str | dict[str, int | float | None] | None])
-_PATH = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_NUMBERS = {int, float, type(None)}
 
 Document = TypeVar("Document")
 
@@ -58,20 +58,16 @@ class _Head:
 class DamagedFile(InputError):
     """A file of a run that is not what the laboratory wrote."""
 
-    def __init__(self, path: Path, found: str, wanted: str, line: int | None = None, field: str = "") -> None:
-        where = f"{path}{'' if line is None else f', line {line}'}{field and f', field {field}'}"
-        super().__init__(f"{where}: found {found}, wanted {wanted}")
+    def __init__(self, path: Path, fault: str, line: int | None = None, field: str = "") -> None:
+        super().__init__(f"{path}{'' if line is None else f', line {line}'}{field and f', field {field}'}: {fault}")
 
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading, without following a link and without waiting for a pipe."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    if path.is_symlink():
-        raise DamagedFile(path, "a symbolic link", "a regular file")
-    file = os.fdopen(os.open(path, flags), "rb")
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise DamagedFile(path, "something that is not a file", "a regular file")
+        raise DamagedFile(path, "found something else, wanted a regular file")
     return file
 
 
@@ -82,48 +78,41 @@ def seal_document(content: Mapping[str, Any]) -> bytes:
 
 
 def read_document(path: Path, schema: type[Document]) -> Document:
-    """Read a document and convert it to `schema`, a dataclass or another type that msgspec knows."""
-    return convert(path, read_fields(path), schema)
+    """Read a document and convert it to `schema`; its field `sealed`, if it has one, is whether there is a checksum."""
+    found, sealed = _read(path)
+    return convert(path, found | {"sealed": sealed}, schema)
 
 
 def read_fields(path: Path, sealed: bool = False) -> dict[str, Any]:
-    """Read a document as a dictionary, with its checksum compared and removed.
+    """Read a document as a dictionary; one without a checksum, as version 0.1 wrote them, if it need not be sealed."""
+    found, has_checksum = _read(path)
+    if sealed and not has_checksum:
+        raise DamagedFile(path, "found nothing, wanted a checksum", field=CHECKSUM)
+    return found
 
-    A document without a checksum, as version 0.1 wrote them, is read if it need not be `sealed`.
-    """
+
+def _read(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return the fields of a document, and whether they have a checksum, which is compared and removed."""
     with open_regular(path) as file:
         content = file.read(LARGEST_DOCUMENT + 1)
     if len(content) > LARGEST_DOCUMENT:
-        raise DamagedFile(path, f"more than {LARGEST_DOCUMENT:,} bytes", "a smaller file")
+        raise DamagedFile(path, f"found more than {LARGEST_DOCUMENT:,} bytes, wanted a smaller file")
     try:
-        found = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        place = re.search(r"\(byte (\d+)\)", str(error))
-        line = content.count(b"\n", 0, int(place[1])) + 1 if place else None
-        raise DamagedFile(path, f"something else ({shortened(str(error))})", "a JSON object", line) from error
-    if CHECKSUM in found:
-        given = found.pop(CHECKSUM)
-        if given != (computed := _document_checksum(found)):
-            raise DamagedFile(path, f"a content with checksum {computed}", shown(given), None, CHECKSUM)
-    elif sealed:
-        raise DamagedFile(path, "nothing", "a checksum", None, CHECKSUM)
-    return found
+        found = _DECODER.decode(content)
+    except _NOT_JSON as error:
+        raise DamagedFile(path, f"wanted a JSON object: {shortened(str(error))}") from error
+    if CHECKSUM not in found:
+        return found, False
+    given = found.pop(CHECKSUM)
+    if given != (computed := _document_checksum(found)):
+        raise DamagedFile(path, f"found a content with checksum {computed}, wanted {shown(given)}", field=CHECKSUM)
+    return found, True
 
 
 def file_checksum(path: Path) -> str:
     """Return the CRC-32 of a file that has no checksum of its own; the run's config.json holds it."""
     with open_regular(path) as file:
-        checksum = 0
-        while part := file.read(1 << 20):
-            checksum = zlib.crc32(part, checksum)
-    return f"{checksum:08x}"
-
-
-def has_checksum(path: Path) -> bool:
-    """Return whether a document, or the first line of a file of lines, carries a checksum."""
-    with open_regular(path) as file:
-        start = file.read(LARGEST_DOCUMENT) if path.suffix == ".json" else file.readline(LONGEST_LINE)
-    return b'"checksum": "' in start
+        return f"{zlib.crc32(file.read()):08x}"
 
 
 def convert(path: Path, found: Any, schema: type[Document], within: str = "", line: int | None = None) -> Document:
@@ -131,16 +120,8 @@ def convert(path: Path, found: Any, schema: type[Document], within: str = "", li
     try:
         return msgspec.convert(found, schema)
     except msgspec.ValidationError as error:
-        sentence, place = _PATH.fullmatch(str(error)).groups()  # type: ignore[union-attr]
-        value = shown(_at(found, place or ""))
-        wanted = sentence.partition(", got")[0].removeprefix("Expected ").replace("`", "")
-        missing = re.fullmatch(r"Object missing required field (.*)", wanted)
-        if missing:
-            value, wanted = "nothing", "a value"
-        if wanted.startswith("Invalid enum value"):
-            wanted = "a value that the laboratory knows"
-        name = ".".join(part for part in (within, place, missing and missing[1]) if part)
-        raise DamagedFile(path, value, wanted, line, name) from error
+        fault, _, place = str(error).partition(" - at `$")
+        raise DamagedFile(path, fault, line, f"{within}{place.removesuffix('`')}".removeprefix(".")) from error
 
 
 def seal_line(record: Mapping[str, Any], checksum: int, sealed: bool = True) -> tuple[bytes, int]:
@@ -148,7 +129,8 @@ def seal_line(record: Mapping[str, Any], checksum: int, sealed: bool = True) -> 
 
     A number that is not finite is written as null. In a file that version 0.1 began the lines are not sealed.
     """
-    text = json.dumps({name: _finite(value) for name, value in record.items()})[:-1].encode()
+    finite = {name: None if isinstance(one, float) and not isfinite(one) else one for name, one in record.items()}
+    text = json.dumps(finite)[:-1].encode()
     checksum = zlib.crc32(text, checksum)
     return b'%s%s%08x"}\n' % (text, _SEAL, checksum) if sealed else text + b"}\n", checksum
 
@@ -181,71 +163,34 @@ class LineReader:
                 if not line.endswith(b"\n"):
                     if self.unfinished and len(line) < LONGEST_LINE:
                         return
-                    raise DamagedFile(self.path, "the end of the file", "the rest of the line", number)
+                    raise DamagedFile(self.path, "found the end of the file, wanted the rest of the line", number)
                 yield self._record(line[:-1], number)
 
     def _record(self, line: bytes, number: int) -> Record:
         text, seal = line[:-_SEAL_LENGTH], line[-_SEAL_LENGTH:]
-        sealed = seal.startswith(_SEAL)
         if number == 1:
-            self.sealed = sealed
+            self.sealed = seal.startswith(_SEAL)
         if self.sealed:
             self.checksum = zlib.crc32(text, self.checksum)
-            wanted = b'%s%08x"}' % (_SEAL, self.checksum)
-            if seal != wanted:
-                what = "the checksum of another text" if sealed else "no checksum"
-                raise DamagedFile(self.path, what, f"{self.checksum:08x}", number, CHECKSUM)
+            if seal != b'%s%08x"}' % (_SEAL, self.checksum):
+                raise DamagedFile(self.path, f"found another, wanted {self.checksum:08x}", number, CHECKSUM)
             line = text + b"}"
         try:
-            record = _DECODER.decode(line)
-            msgspec.convert(record, _Head)
-            if [type(value) for value in record.values()].count(str) == 1:
-                return record
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-        raise self._fault(line, number)
-
-    def _fault(self, line: bytes, number: int) -> DamagedFile:
-        """Find out what is wrong with a line; the slow way, taken once."""
-        try:
-            found = json.loads(line)
-            convert(self.path, found, dict, line=number)
-            convert(self.path, found, _Head, line=number)
-        except DamagedFile as error:
-            return error
-        except (ValueError, RecursionError):
-            return DamagedFile(self.path, shown(line.decode(errors="replace")), "a JSON object", number)
-        for name, value in found.items():
-            for key, one in value.items() if isinstance(value, dict) else [("", value)]:
-                if name != "kind" and one is not None and (type(one) not in (int, float) or not abs(one) < 1e300):
-                    place = f"{name}.{key}" if key else name
-                    return DamagedFile(self.path, shown(one), "a finite number", number, place)
-        return DamagedFile(self.path, shown(line.decode(errors="replace")), "a record", number)
+            record: Record = _DECODER.decode(line)
+        except _NOT_JSON as error:
+            raise DamagedFile(self.path, f"wanted a JSON object: {shortened(str(error))}", number) from error
+        convert(self.path, record, _Head, line=number)
+        for name, value in record.items():
+            numbers = value.values() if type(value) is dict else (value,)
+            if name != "kind" and not {type(one) for one in numbers} <= _NUMBERS:
+                raise DamagedFile(self.path, f"found {shown(value)}, wanted a number", number, name)
+        return record
 
 
 def shown(value: Any) -> str:
     """Return a value as JSON, for a message."""
-    try:
-        return shortened(json.dumps(value))
-    except (TypeError, ValueError):
-        return shortened(repr(value))
+    return shortened(json.dumps(value, default=repr))
 
 
 def _document_checksum(content: Any) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    return None if isinstance(value, float) and not isfinite(value) else value
-
-
-def _at(found: Any, place: str) -> Any:
-    """Follow a path of msgspec's, such as `settings.estimators[0]`, as far as it names its steps."""
-    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place.replace("[...]", "")):
-        try:
-            found = found[int(index) if index else key]
-        except (LookupError, TypeError):
-            break
-    return found

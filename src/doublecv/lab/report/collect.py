@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from doublecv.lab.common.records import (
     DamagedFile,
     LineReader,
     file_checksum,
-    has_checksum,
     open_regular,
     read_document,
     read_fields,
@@ -52,47 +52,32 @@ ENLARGED = 4
 """The width in the file of one pixel of an image; see `doublecv.lab.vae.pictures`."""
 
 
-class Curve:
-    """Keep an evenly spread part of the points of a curve, however many are added, and always the last one."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, float] = {}
-        self._last: dict[int, float] = {}
-        self._count, self._stride = 0, 1
-
-    def add(self, step: int, value: float) -> None:
-        """Add a point; every second kept point is dropped when there are too many."""
-        self._last = {step: value}
-        if self._count % self._stride == 0:
-            self._kept[step] = value
-            if len(self._kept) > 2 * POINTS:
-                self._kept, self._stride = dict(list(self._kept.items())[::2]), 2 * self._stride
-        self._count += 1
-
-    @property
-    def points(self) -> dict[int, float]:
-        """The kept values by the number of steps done."""
-        return self._kept | self._last
-
-
 @dataclass
 class Records:
-    """What a report needs of one seed's metrics.jsonl: the last step, the last value of every metric, and curves."""
+    """What a report needs of one seed's metrics.jsonl: the last step, the last value of every metric, and curves.
 
+    Of a long curve an evenly spread part is kept, however many records are added, and always the last one.
+    """
+
+    steps: int
     step: int = 0
     last: dict[str, float] = field(default_factory=dict)
-    curves: dict[str, Curve] = field(default_factory=lambda: {name: Curve() for name in DRAWN})
+    curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in DRAWN})
 
-    def add(self, step: int, record: Mapping[str, Any]) -> None:
+    def add(self, record: Mapping[str, Any]) -> None:
         """Add the record of a line."""
-        self.step = step
+        self.step = step = record["step"]
         for name, value in record.items():
             if not isinstance(value, int | float):
                 self.last.pop(name, None)
             elif name not in ("step", "seed"):
                 self.last[name] = value
-                if name in self.curves:
-                    self.curves[name].add(step, value)
+                if (curve := self.curves.get(name)) is not None:
+                    if len(curve) > 1:
+                        last, before = islice(reversed(curve), 2)
+                        if last - before < self.steps / (2 * POINTS):
+                            del curve[last]
+                    curve[step] = value
 
 
 @dataclass(frozen=True)
@@ -103,6 +88,7 @@ class BenchFile:
     rounds: int
     calls: int
     rows: tuple[Row, ...]
+    sealed: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,6 +99,7 @@ class _Config:
     versions: dict[str, str]
     platform: str = ""
     files: dict[str, str] = field(default_factory=dict)
+    sealed: bool = True
 
 
 @dataclass(frozen=True)
@@ -144,7 +131,7 @@ class Run:
     targets: tuple[str, ...] = ()
     folder: Path = Path()
     settings: TrainSettings | None = None
-    records: Records = field(default_factory=Records)
+    records: Records = field(default_factory=lambda: Records(0))
     toy: ToyResults | None = None
     times: BenchFile | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -194,12 +181,12 @@ def read_picture(folder: Path) -> str | None:
     try:
         with open_regular(path) as file, Image.open(file, formats=("PNG",)) as picture:
             if picture.width * picture.height > LARGEST_PICTURE:
-                raise DamagedFile(path, f"{picture.width} x {picture.height} pixels", "a smaller picture")
+                raise DamagedFile(path, f"found {picture.width} x {picture.height} pixels, wanted fewer")
             grey = np.asarray(picture.convert("L"))[::ENLARGED, ::ENLARGED]
     except InputError:
         raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DamagedFile(path, f"no picture ({shown(str(error))})", "a PNG file") from error
+        raise DamagedFile(path, f"found no picture ({shown(str(error))}), wanted a PNG file") from error
     copy = io.BytesIO()
     Image.fromarray(grey).save(copy, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(copy.getvalue()).decode()}"
@@ -215,37 +202,34 @@ def _unfinished(run: Run, entry: SweepRun) -> Run:
 
 
 def _read_train(run: Run, entry: SweepRun) -> Run:
-    planned, config_path, settings_path = run.settings, entry.folder / files.CONFIG, entry.folder / SETTINGS
+    planned, folder, sealed = run.settings, entry.folder, True
     assert planned is not None
-    if complete := config_path.exists():
-        config = read_document(config_path, _Config)
-        settings = _convert(config_path, "settings", TrainSettings, config.settings)
-        run = replace(run, versions=config.versions | {"platform": config.platform})
+    reader = LineReader(folder / train_results.METRICS)
+    if complete := (folder / files.CONFIG).exists():
+        config = read_document(folder / files.CONFIG, _Config)
+        settings = _convert(folder / files.CONFIG, "settings", TrainSettings, config.settings)
+        run, sealed = replace(run, versions=config.versions | {"platform": config.platform}), config.sealed
     else:
-        run = _unfinished(run, entry)
-        if not (entry.folder / train_results.METRICS).exists():
+        run, reader.unfinished = _unfinished(run, entry), True
+        if not reader.path.exists():
             return run
-        held = read_fields(settings_path)
+        held = read_fields(folder / SETTINGS)
         # Version 0.1 put the settings into a field of their own.
         given = {name: value for name, value in held.get("settings", held).items() if name not in EXECUTION}
-        settings = _convert(settings_path, "settings", TrainSettings, given)
+        settings = _convert(folder / SETTINGS, "settings", TrainSettings, given)
     for name, wanted in planned.as_json().items():
         found = settings.as_json()[name]
         if name not in ("steps", "seeds", "parallel_seeds") and found != wanted:
-            raise InputError(f"{entry.folder} holds a run with {name} {shown(found)}, not {shown(wanted)}")
-    reader = LineReader(entry.folder / train_results.METRICS, unfinished=not complete)
+            raise InputError(f"{folder} holds a run with {name} {shown(found)}, not {shown(wanted)}")
     records = _read_records(reader, settings)
     for name in ("train_elbo", "test_elbo") if complete else ():
         if name not in records.last:
-            raise DamagedFile(reader.path, "no line with it", "a number", None, name)
+            raise DamagedFile(reader.path, "found no line with it, wanted a number", field=name)
     if run.state in ("interrupted", "failed"):
         _check_length(reader.path)
     if complete and records.step != settings.steps:
-        raise DamagedFile(reader.path, f"an end at step {records.step}", f"{settings.steps} steps")
-    if not records.last:
-        return run
-    sealed = reader.sealed and (not complete or has_checksum(config_path))
-    return replace(run, settings=settings, records=records, sealed=sealed)
+        raise DamagedFile(reader.path, f"found an end at step {records.step}, wanted {settings.steps} steps")
+    return replace(run, settings=settings, records=records, sealed=sealed and reader.sealed) if records.last else run
 
 
 def _check_length(path: Path) -> None:
@@ -254,17 +238,17 @@ def _check_length(path: Path) -> None:
         checkpoint = inside(path.parent, found.relative_to(path.parent).as_posix())
         wanted = read_document(checkpoint, _Checkpoint).metrics_bytes
         if (size := path.stat().st_size) < wanted:
-            raise DamagedFile(path, f"{size} bytes", f"at least {wanted}, its length in {checkpoint}")
+            raise DamagedFile(path, f"found {size} bytes, wanted at least {wanted}, its length in {checkpoint}")
 
 
 def _read_records(reader: LineReader, settings: TrainSettings) -> Records:
-    records = Records()
+    records = Records(settings.steps)
     for number, record in enumerate(reader, 1):
         if record["seed"] == settings.seed:
             if not records.step <= record["step"] <= settings.steps:
-                wanted = f"a number from {records.step} to {settings.steps}"
-                raise DamagedFile(reader.path, str(record["step"]), wanted, number, "step")
-            records.add(record["step"], record)
+                fault = f"found {record['step']}, wanted a number from {records.step} to {settings.steps}"
+                raise DamagedFile(reader.path, fault, number, "step")
+            records.add(record)
     return records
 
 
@@ -274,35 +258,32 @@ def _read_toy(run: Run, entry: SweepRun) -> Run:
         return _unfinished(run, entry)
     config = read_document(path, _Config)
     settings = _convert(path, "settings", ToySettings, config.settings)
-    sealed = METRICS in config.files
-    if sealed and config.files[METRICS] != (computed := file_checksum(table)):
-        raise DamagedFile(table, f"a content with checksum {computed}", config.files[METRICS])
+    wanted = config.files.get(METRICS)
+    if wanted is not None and wanted != (computed := file_checksum(table)):
+        raise DamagedFile(table, f"found a content with checksum {computed}, wanted {wanted}")
+    try:
+        toy = _read_curves(table, settings)
+    except (ValueError, csv.Error) as error:
+        raise DamagedFile(table, f"wanted the curves of its settings, found {shown(str(error))}") from error
     versions = config.versions | {"platform": config.platform}
-    return replace(run, toy=_read_curves(table, settings), versions=versions, sealed=sealed)
+    return replace(run, toy=toy, versions=versions, sealed=wanted is not None)
 
 
 def _read_curves(path: Path, settings: ToySettings) -> ToyResults:
     """Read metrics.csv, whose lines are those that `doublecv.lab.toy.results.write_metrics` writes, in its order."""
     names = [one.name for one in fields(Curves)]
-    wanted = (-(-settings.iterations // settings.every) + 1) * settings.seeds * len(settings.estimators)
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="") as file:
-        try:
-            header, *rows = csv.reader(file)
-        except (ValueError, csv.Error) as error:
-            raise DamagedFile(path, shown(str(error)), "comma-separated values in UTF-8") from error
-    if header != ["seed", "estimator", "iteration", *names]:
-        raise DamagedFile(path, shown(",".join(header)), ",".join(names), 1)
-    if len(rows) != wanted:
-        raise DamagedFile(path, f"{len(rows)} records", f"{wanted}")
+        header, *rows = csv.reader(file)
+    # Before the records are counted out, because damaged settings may promise any number of them.
+    wanted = (-(-settings.iterations // settings.every) + 1) * settings.seeds * len(settings.estimators)
+    if header != ["seed", "estimator", "iteration", *names] or len(rows) != wanted:
+        raise ValueError(f"{len(rows)} records of {','.join(header)}")
     seeds, iterations = tuple(range(1, settings.seeds + 1)), record_iterations(settings)
     places = ([str(seed), name, str(at)] for seed in seeds for name in settings.estimators for at in iterations)
     for number, (row, place) in enumerate(zip(rows, places, strict=True), 2):
         if row[:3] != place or len(row) != len(header):
-            raise DamagedFile(path, shown(",".join(row)), f"{','.join(place)} and {len(names)} values", number)
-    try:
-        values = np.array([[float(value or "nan") for value in row[3:]] for row in rows])
-    except ValueError as error:
-        raise DamagedFile(path, shown(str(error)), "numbers") from error
+            raise ValueError(f"{','.join(row)} in line {number}")
+    values = np.array([[float(value or "nan") for value in row[3:]] for row in rows])
     by_curve = values.reshape(len(seeds), len(settings.estimators), len(iterations), len(names)).transpose(1, 3, 0, 2)
     curves = {name: Curves(*found) for name, found in zip(settings.estimators, by_curve, strict=True)}
     return ToyResults(settings, seeds, iterations, curves)
@@ -315,18 +296,14 @@ def _read_bench(run: Run, entry: SweepRun) -> Run:
     times = read_document(path, BenchFile)
     baselines = {(row.workload, row.baseline_samples) for row in times.rows if row.estimator == BASELINE}
     for index, row in enumerate(times.rows):
-        place = f"rows[{index}]"
-        if row.estimator not in (*estimators.names(), FLOOR):
-            raise DamagedFile(path, shown(row.estimator), "a registered estimator", None, f"{place}.estimator")
-        if len(row.rounds) != times.rounds or not _all_positive((row.milliseconds, row.ratio, *row.rounds)):
-            raise DamagedFile(path, "other numbers", f"the times of {times.rounds} rounds, above 0", None, place)
-        if (row.workload, row.baseline_samples) not in baselines:
-            raise DamagedFile(path, f"no row of {BASELINE}", "one for this workload and K", None, place)
-    return replace(run, times=times, sealed=has_checksum(path))
-
-
-def _all_positive(values: Iterable[float]) -> bool:
-    return all(value > 0 for value in values)
+        if (
+            row.estimator not in (*estimators.names(), FLOOR)
+            or len(row.rounds) != times.rounds
+            or (row.workload, row.baseline_samples) not in baselines
+        ):
+            fault = f"found {shown(row.estimator)} with {len(row.rounds)} rounds, wanted a registered estimator"
+            raise DamagedFile(path, f"{fault} with {times.rounds}, beside {BASELINE}", field=f"rows[{index}]")
+    return replace(run, times=times, sealed=times.sealed)
 
 
 def _convert(path: Path, within: str, schema: Any, given: Mapping[str, Any]) -> Any:

@@ -191,7 +191,7 @@ def _elbos(cell: Cell) -> Row:
 
 def _so_far(cell: Cell) -> Iterator[str]:
     for run in cell.unfinished:
-        elbos = run.records.curves["train_elbo"].points
+        elbos = run.records.curves["train_elbo"]
         last = f": {number(elbos[max(elbos)]).text} at step {max(elbos):,}" if elbos else ""
         yield f"seed {run.seed} at step {run.records.step:,}{last}"
 
@@ -287,7 +287,7 @@ def wall_clock_table(content: Content, likelihood: str, samples: int) -> Table:
 
 def elbo_after(cell: Cell, steps: int) -> Estimate | None:
     """Return the training ELBO after some steps; None where a seed has no evaluation before them."""
-    curves = [sorted(run.records.curves["train_elbo"].points.items()) for run in cell.complete]
+    curves = [sorted(run.records.curves["train_elbo"].items()) for run in cell.complete]
     if any(not curve or curve[0][0] > steps for curve in curves):
         return None
     return statistics.estimate([float(np.interp(steps, *np.array(curve, float).T)) for curve in curves])
@@ -428,7 +428,7 @@ def training_charts(
 
 def _line(estimator: str, runs: Sequence[Run], metric: str) -> Line | None:
     """Return the values of runs at the steps that all of them have; None if there are none."""
-    curves = [run.records.curves[metric].points for run in runs]
+    curves = [run.records.curves[metric] for run in runs]
     steps = sorted(set.intersection(*map(set, curves))) if curves else []
     if not steps:
         return None
