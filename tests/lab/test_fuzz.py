@@ -9,7 +9,6 @@ import zlib
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -20,9 +19,8 @@ from hypothesis import example, given
 from doublecv.lab import cli
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.options import flag, parse
-from doublecv.lab.data.catalogue import PublishedFile
-from doublecv.lab.data.fetch import BrokenFile, verified
-from doublecv.lab.data.readers import READERS, read_images
+from doublecv.lab.data.catalogue import READERS, BrokenFile, PublishedFile, read_images
+from doublecv.lab.data.fetch import verified
 from fuzzing import fuzz
 
 FLAGS = sorted({flag(field.name) for name in cli.COMMANDS for field in fields(cli.settings_class(name))})

@@ -5,29 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from doublecv import __version__
 from doublecv.lab.common.errors import InputError, unknown_name
 
-
-class Command(NamedTuple):
-    """A program of the laboratory: the class of its settings, the module whose `main` takes them, and its summary."""
-
-    settings: str
-    program: str
-    summary: str
-
-
 COMMANDS = {
-    "toy": Command("toy.problem:ToySettings", "toy.run", "run the paper's toy problem: variance, learning curves"),
-    "data": Command("data.command:DataSettings", "data.command", "list the data sets, and whether each is intact"),
-    "train": Command("train.settings:TrainSettings", "train.command", "train an autoencoder with discrete latents"),
-    "variance": Command("variance.command:VarianceSettings", "variance.command", "measure variances in trained models"),
-    "bench": Command("bench.problem:BenchSettings", "bench.command", "measure the time per training step"),
-    "reproduce": Command("sweep.command:ReproduceSettings", "sweep.command", "run the paper's experiments"),
-    "report": Command("report.render:ReportSettings", "report.render", "compare the results with the paper's"),
+    "toy": ("toy.problem:ToySettings", "toy.run", "run the paper's toy problem: variance, learning curves"),
+    "data": ("data.command:DataSettings", "data.command", "list the data sets, and whether each is intact"),
+    "train": ("train.settings:TrainSettings", "train.command", "train an autoencoder with discrete latents"),
+    "variance": ("variance.command:VarianceSettings", "variance.command", "measure variances in trained models"),
+    "bench": ("bench.problem:BenchSettings", "bench.command", "measure the time per training step"),
+    "reproduce": ("sweep.command:ReproduceSettings", "sweep.command", "run the paper's experiments"),
+    "report": ("report.render:ReportSettings", "report.render", "compare the results with the paper's"),
 }
+"""For each command the class of its settings, the module whose `main` takes them, and a summary."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,12 +54,12 @@ def run(name: str, words: Sequence[str]) -> None:
     from doublecv.lab.common.options import parse
 
     settings = parse(settings_class(name), f"doublecv {name}", words)
-    import_module(f"doublecv.lab.{COMMANDS[name].program}").main(settings)
+    import_module(f"doublecv.lab.{COMMANDS[name][1]}").main(settings)
 
 
 def settings_class(name: str) -> Any:
     """Return the class of the settings of a command."""
-    module, _, attribute = COMMANDS[name].settings.partition(":")
+    module, _, attribute = COMMANDS[name][0].partition(":")
     return getattr(import_module(f"doublecv.lab.{module}"), attribute)
 
 
@@ -77,7 +69,7 @@ def _fail(prog: str, message: str) -> NoReturn:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:<10} {summary}" for name, (_, _, summary) in COMMANDS.items())
     return f"""usage: doublecv [--help] [--version] COMMAND ...
 
 Low-variance, unbiased gradients of expectations under discrete distributions: the laboratory.

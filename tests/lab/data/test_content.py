@@ -7,8 +7,8 @@ import zlib
 import pytest
 from small_sets import other_gzip, sha256_file
 
-from doublecv.lab.data.catalogue import PublishedFile
-from doublecv.lab.data.fetch import BrokenFile, verified
+from doublecv.lab.data.catalogue import BrokenFile, PublishedFile
+from doublecv.lab.data.fetch import verified
 
 CONTENT = bytes(range(200)) * 2
 FILE = sha256_file("numbers", CONTENT)

@@ -8,7 +8,7 @@ from sklearn import datasets
 
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import NAMES, load
-from doublecv.lab.data.readers import DIGITS_SHA256
+from doublecv.lab.data.catalogue import DIGITS_SHA256
 
 
 @pytest.fixture(scope="module")

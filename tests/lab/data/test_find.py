@@ -6,8 +6,8 @@ import pytest
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.data.catalogue import SETS
-from doublecv.lab.data.fetch import BrokenFile, cache_folder, find
+from doublecv.lab.data.catalogue import SETS, BrokenFile
+from doublecv.lab.data.fetch import cache_folder, find
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from scipy.io import savemat
 from small_sets import TEST_NAME, TRAIN_NAME, SmallSet, other_gzip, random_images
 
 from doublecv.lab.data import load
-from doublecv.lab.data.catalogue import SETS, Form, PublishedFile
-from doublecv.lab.data.fetch import BrokenFile, Found, load_set, read
-from doublecv.lab.data.readers import shuffled
+from doublecv.lab.data.catalogue import SETS, BrokenFile, Form, PublishedFile, shuffled
+from doublecv.lab.data.fetch import Found, load_set, read
 
 
 @pytest.fixture

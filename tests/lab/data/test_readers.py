@@ -12,7 +12,7 @@ from scipy.io import savemat
 from small_sets import idx, random_images
 
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.data.readers import read_images
+from doublecv.lab.data.catalogue import read_images
 
 
 def read(reader, contents, *images):

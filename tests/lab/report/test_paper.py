@@ -9,7 +9,7 @@ import pytest
 
 from doublecv import estimators
 from doublecv.lab.report import statistics
-from doublecv.lab.sweep.targets import TARGETS
+from doublecv.lab.sweep.plan import TARGETS
 
 ESTIMATORS = {
     "RLOO": "rloo",

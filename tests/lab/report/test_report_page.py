@@ -57,17 +57,15 @@ def test_it_renders(page):
         "Training ELBO",
         "Variance and ELBO over the steps",
         "Training ELBO against time",
-        "Test set, variance and alpha",
+        "Test set, variance, alpha",
         "Toy problem",
         "Time per step",
-        "Pictures",
         "Versions",
     ]
     drawn = page.evaluate("""[...document.querySelectorAll('.chart svg')].map(
         (svg) => [...svg.querySelectorAll('[id*=line2d] path')].filter((one) => one.getTotalLength() > 100).length)""")
     assert len(drawn) == 2 + 1 + 4
     assert min(drawn) >= 2
-    assert page.evaluate("[...document.images].map((image) => image.naturalWidth)") == [70, 70, 70]
 
 
 def test_a_table_sorts_by_number_with_the_empty_cells_last(page):
@@ -110,7 +108,6 @@ def test_it_is_accessible(page):
     assert page.evaluate(
         "[...document.querySelectorAll('.scroll tbody tr')].every((row) => row.cells[0].tagName === 'TH')"
     )
-    assert page.evaluate("[...document.images].every((image) => image.alt.length > 20)")
     assert page.evaluate(
         "[...document.querySelectorAll('.chart')].every((chart) => chart.getAttribute('aria-label').length > 20)"
     )

@@ -5,7 +5,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from doublecv.lab.common import files
 from doublecv.lab.common.records import seal_document, seal_line
@@ -103,8 +102,6 @@ class TinySweep:
             folder / results.METRICS, records(settings, LEVEL[settings.estimator] if level is None else level, upto)
         )
         if upto is None:
-            pixels = np.random.default_rng(0).integers(0, 256, (42, 70), dtype=np.uint8)
-            Image.fromarray(pixels.repeat(4, 0).repeat(4, 1)).convert("RGB").save(folder / "pictures.png")
             files.write_config(folder, "train", settings.as_json())
         return folder
 
@@ -112,8 +109,7 @@ class TinySweep:
         settings = ToySettings(**{"dimension": 3, "iterations": 20, "seeds": 2, "every": 5} | changes)
         folder = self.add(name, "toy", settings.as_json(), ("figure-1",))
         folder.mkdir(parents=True)
-        with (folder / METRICS).open("w", newline="") as file:
-            write_metrics(toy_results(settings), file)
+        write_metrics(toy_results(settings), folder / METRICS)
         files.write_config(folder, "toy", settings.as_json(), [METRICS])
 
     def bench(self, name, content=None):
@@ -146,8 +142,7 @@ def toy_results(settings):
         unknown = {} if name == "double-cv" else {"alpha": np.full_like(made["alpha"], np.nan)}
         return Curves(**made | unknown)
 
-    seeds = tuple(range(1, settings.seeds + 1))
-    return ToyResults(settings, seeds, iterations, {name: curves(name) for name in settings.estimators})
+    return ToyResults(settings, iterations, {name: curves(name) for name in settings.estimators})
 
 
 def make(folder: Path) -> Path:

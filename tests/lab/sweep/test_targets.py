@@ -10,9 +10,8 @@ from doublecv.lab.data import load
 from doublecv.lab.data.catalogue import size
 from doublecv.lab.report.statistics import paper_elbos, paper_seconds_per_step
 from doublecv.lab.sweep import plan as sweep
-from doublecv.lab.sweep.plan import begin, plan
+from doublecv.lab.sweep.plan import DATASETS, TARGETS, begin, plan
 from doublecv.lab.sweep.progress import COMPILATION, work
-from doublecv.lab.sweep.targets import DATASETS, TARGETS
 from doublecv.lab.train.settings import TrainSettings
 
 

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exact_variance import exact_variance
 
 import doublecv as dcv
 from doublecv.estimators import fixed_coefficients, make, names
 from doublecv.jax import Expectation
 from doublecv.lab.common.errors import InputError
-from doublecv.lab.toy import exact as toy_moments
 from doublecv.lab.toy.problem import PAPER, ToyProblem, ToySettings
 from doublecv.lab.toy.results import record_iterations, summarise
 from doublecv.lab.toy.run import run
@@ -32,13 +32,13 @@ def tiny(**changes):
 
 @pytest.fixture(scope="module")
 def high_dimensional():
-    """Figure 1 with few draws: the exact variance does not depend on them."""
-    return run(ToySettings(iterations=1200, seeds=1, every=50, draws=10))
+    """Figure 1, shortened."""
+    return run(ToySettings(iterations=1200, seeds=1, every=50, draws=300))
 
 
 @pytest.fixture(scope="module")
 def halves():
-    """The appendix's figure of the two halves, with enough draws to hold the drawn variance against the exact one."""
+    """The appendix's figure of the two halves."""
     return run(ToySettings(dimension=10, estimators=HALVES, iterations=1000, seeds=2, every=100, draws=1000))
 
 
@@ -47,33 +47,24 @@ def tiny_results():
     return run(TINY)
 
 
-def late(results, name, field="exact_variance"):
+def late(results, name, field="variance"):
     return getattr(results.curves[name], field)[:, results.iterations >= results.settings.iterations / 2]
-
-
-def test_variances_at_200_dimensions_are_ordered_as_in_the_paper(high_dimensional):
-    relative = {summary.name: summary.late_relative_variance_at_same_logits for summary in summarise(high_dimensional)}
-    assert relative["double-cv"] < relative["r-star"] / 10
-    assert 0.45 < relative["r-star"] < 0.55
-    assert 0.95 < relative["disarm"] < 1.05
-    assert relative["muprop"] > 1e5
-    assert relative["reinforce"] > 1e5
 
 
 def test_variances_along_the_runs_keep_that_order(high_dimensional):
     double_cv, r_star, rloo, disarm, muprop = (
         late(high_dimensional, name) for name in ("double-cv", "r-star", "rloo", "disarm", "muprop")
     )
-    assert np.all(double_cv < r_star / 3)
-    assert np.all(r_star < 0.6 * rloo)
-    np.testing.assert_allclose(disarm, rloo, rtol=0.1)
+    assert np.median(double_cv) < np.median(r_star) / 3
+    assert np.median(r_star / rloo) < 0.6
+    np.testing.assert_allclose(np.median(disarm / rloo), 1, atol=0.1)
     assert np.all(muprop > 1e4 * rloo)
 
 
 def test_double_cv_gains_nothing_at_the_start(high_dimensional):
-    at_start = {name: curves.exact_variance[0, 0] for name, curves in high_dimensional.curves.items()}
-    np.testing.assert_allclose(at_start["double-cv"], at_start["rloo"], rtol=1e-12)
-    assert at_start["r-star"] < 0.55 * at_start["double-cv"]
+    at_start = {name: curves.variance[0, 0] for name, curves in high_dimensional.curves.items()}
+    np.testing.assert_allclose(at_start["double-cv"], at_start["rloo"], rtol=0.1)
+    assert at_start["r-star"] < 0.6 * at_start["double-cv"]
 
 
 def test_double_cv_learns_first(high_dimensional):
@@ -84,9 +75,15 @@ def test_double_cv_learns_first(high_dimensional):
     assert max(final, key=final.__getitem__) == "double-cv"
 
 
-def test_alpha_tracks_the_optimal_alpha(high_dimensional):
-    alpha = late(high_dimensional, "double-cv", "alpha")
-    np.testing.assert_allclose(alpha, late(high_dimensional, "double-cv", "optimal_alpha"), rtol=0.3)
+def test_alpha_tracks_the_alpha_of_least_exact_variance(high_dimensional):
+    curves, problem = high_dimensional.curves["double-cv"], ToyProblem()
+    estimator = make("double-cv", samples=2)
+    # All logits have the same mean path, so that a common logit is close to the drawn ones.
+    mean = curves.mean_probability[0, -1]
+    q = dcv.Bernoulli(logits=np.full(200, np.log(mean / (1 - mean))))
+    alphas = np.linspace(-0.006, 0.002, 401)
+    variances = [exact_variance(problem, estimator, q, {"alpha": alpha}).sum() for alpha in alphas]
+    np.testing.assert_allclose(curves.alpha[0, -1], alphas[np.argmin(variances)], rtol=0.3)
 
 
 def test_both_halves_lie_above_the_full_double_cv(halves):
@@ -95,22 +92,22 @@ def test_both_halves_lie_above_the_full_double_cv(halves):
     assert np.median(late(halves, "double-cv-others")) > 10 * full
 
 
-def test_the_half_in_the_baseline_alone_is_never_below_r_star(halves):
-    assert np.all(halves.curves["double-cv-others"].exact_variance >= halves.curves["r-star"].exact_variance)
-
-
-@pytest.mark.parametrize("name", HALVES)
-def test_drawn_variance_is_the_exact_one_but_for_chance(halves, name):
-    early = halves.iterations <= 200
-    curves = halves.curves[name]
-    np.testing.assert_allclose(curves.variance[:, early], curves.exact_variance[:, early], rtol=0.25)
-    np.testing.assert_allclose(np.mean(curves.variance[:, early] / curves.exact_variance[:, early]), 1, atol=0.05)
+@pytest.mark.parametrize("name", HALVES[:3])
+def test_drawn_variance_is_the_exact_one_but_for_chance(name):
+    """With one variable the mean probability says what the logit was at every record."""
+    results = run(tiny(dimension=1, estimators=(name,), iterations=200, every=50, draws=4000))
+    curves, estimator = results.curves[name], make(name, samples=2)
+    for mean, alpha, variance in zip(curves.mean_probability[0], curves.alpha[0], curves.variance[0], strict=True):
+        q = dcv.Bernoulli(logits=np.log([mean / (1 - mean)]))
+        np.testing.assert_allclose(variance, exact_variance(ToyProblem(), estimator, q, {"alpha": alpha}), rtol=0.15)
 
 
 def test_drawn_variance_is_unbiased_for_few_draws():
-    settings = tiny(dimension=20, estimators=("rloo",), iterations=200, every=1, draws=2)
-    curves = run(settings).curves["rloo"]
-    np.testing.assert_allclose(np.mean(curves.variance / curves.exact_variance), 1, atol=0.15)
+    settings = tiny(dimension=1, estimators=("rloo",), iterations=400, every=1, draws=2)
+    curves, rloo = run(settings).curves["rloo"], make("rloo", samples=2)
+    q = [dcv.Bernoulli(logits=np.log([mean / (1 - mean)])) for mean in curves.mean_probability[0]]
+    exact = np.array([exact_variance(ToyProblem(), rloo, at, {}).mean() for at in q])
+    np.testing.assert_allclose(np.mean(curves.variance[0] / exact), 1, atol=0.15)
 
 
 def test_objective_and_probability_start_from_logits_0(halves):
@@ -152,15 +149,12 @@ def test_steps_are_rmsprop_up_in_the_logits_and_down_in_alpha(x64, tiny_results)
 
 
 def test_course_of_a_seed_depends_on_nothing_but_the_problem(tiny_results):
-    """Not on the other seeds, on how often and from how many draws the variance is computed, or on who looks on."""
-    calls = []
-    others = run(tiny(seeds=2, every=3, draws=20), progress=calls.append)
+    """Not on the other seeds, nor on how often and from how many draws the variance is computed."""
+    others = run(tiny(seeds=2, every=3, draws=20))
     for field in ("objective", "alpha"):
         alone, together = (getattr(results.curves["double-cv"], field) for results in (tiny_results, others))
         np.testing.assert_array_equal(alone[0, [0, 3]], together[0, [0, 2]])
         assert not np.array_equal(together[0], together[1]), f"two seeds gave the same {field}"
-    jax.effects_barrier()
-    assert calls == ["double-cv"] * 2 * 3
 
 
 def test_same_settings_give_the_same_bits(tiny_results):
@@ -186,21 +180,14 @@ def test_every_other_registered_estimator_runs(name):
     assert np.isfinite(curves.variance).all()
     assert np.isfinite(curves.objective).all()
     assert curves.objective[0, 0] != curves.objective[0, -1]
-    known = {"double-cv-mean", "double-cv-moments", "arms"}
-    assert np.isfinite(curves.exact_variance).all() == (name in known)
 
 
-@pytest.mark.parametrize(("name", "samples"), [("reinforce", 1), ("double-cv", 3)])
+@pytest.mark.parametrize(("name", "samples"), [("reinforce", 1), ("double-cv", 3), ("r-star", 2)])
 def test_any_number_of_samples_runs(name, samples):
     curves = run(tiny(estimators=(name,), samples=samples, iterations=2, draws=2000)).curves[name]
-    np.testing.assert_allclose(curves.variance, curves.exact_variance, rtol=0.25)
-
-
-def test_optimal_alpha_is_unknown_where_the_variance_is(monkeypatch):
-    monkeypatch.setattr(toy_moments, "LARGEST_TABLE", 0)
-    curves = run(tiny(iterations=1)).curves["double-cv"]
-    assert np.isnan(curves.exact_variance).all()
-    assert np.isnan(curves.optimal_alpha).all()
+    q, at_start = dcv.Bernoulli(logits=np.zeros(TINY.dimension)), {"alpha": 0.0}
+    exact = exact_variance(ToyProblem(), make(name, samples=samples), q, at_start)
+    np.testing.assert_allclose(curves.variance[0, 0], exact.mean(), rtol=0.25)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,12 @@ def results(variance=1e-9, alpha=np.nan, names=("rloo", "double-cv-current")):
     numbers = np.random.default_rng(0).uniform(0.5, 1, size=(2, 4))
     each = Curves(
         variance=variance * numbers,
-        exact_variance=np.full((2, 4), np.nan),
         objective=numbers,
         mean_probability=numbers,
         alpha=alpha * numbers,
-        optimal_alpha=alpha * numbers,
-        exact_rloo_variance=np.full((2, 4), np.nan),
     )
     settings = ToySettings(estimators=names, iterations=30, seeds=2)
-    return ToyResults(settings, (1, 2), np.array([0, 10, 20, 30]), dict.fromkeys(names, each))
+    return ToyResults(settings, np.array([0, 10, 20, 30]), dict.fromkeys(names, each))
 
 
 def test_every_figure_comes_as_png_and_svg(tmp_path):

@@ -12,7 +12,7 @@ from doublecv.lab.toy.results import Curves, ToyResults, summarise, table
 ITERATIONS = np.array([0, 15, 20, 30, 40])
 
 
-def curves(variance, exact=None, rloo=None, probability=None, objective=None):
+def curves(variance, probability=None, objective=None):
     variance = np.asarray(variance, dtype=float)
     unknown = np.full_like(variance, np.nan)
 
@@ -21,12 +21,9 @@ def curves(variance, exact=None, rloo=None, probability=None, objective=None):
 
     return Curves(
         variance=variance,
-        exact_variance=given(exact),
         objective=given(objective),
         mean_probability=given(probability),
         alpha=unknown,
-        optimal_alpha=unknown,
-        exact_rloo_variance=given(rloo),
     )
 
 
@@ -34,7 +31,7 @@ def results(**by_name):
     named = {name.replace("_", "-"): each for name, each in by_name.items()}
     seeds = len(next(iter(named.values())).variance)
     settings = ToySettings(estimators=tuple(named), iterations=40, seeds=seeds)
-    return ToyResults(settings, tuple(range(1, seeds + 1)), ITERATIONS, named)
+    return ToyResults(settings, ITERATIONS, named)
 
 
 def test_medians_are_relative_to_rloo_at_the_same_iteration():
@@ -46,16 +43,8 @@ def test_medians_are_relative_to_rloo_at_the_same_iteration():
     assert of_other.late_relative_variance == 1 / 8
 
 
-def test_exact_variance_counts_where_it_is_known():
-    rloo = curves([[7, 7, 7, 7, 7]], exact=2)
-    other = curves([[3, 3, 3, 3, 3]])
-    _, of_other = summarise(results(rloo=rloo, rebar=other))
-    assert of_other.relative_variance == 3 / 2
-
-
-def test_variance_at_the_same_logits_needs_no_run_of_rloo():
-    (summary,) = summarise(results(r_star=curves([[9, 9, 9, 9, 9]], exact=[9, 9, 1, 2, 3], rloo=4)))
-    assert summary.late_relative_variance_at_same_logits == 2 / 4
+def test_without_a_run_of_rloo_nothing_is_relative():
+    (summary,) = summarise(results(r_star=curves([[9, 9, 9, 9, 9]])))
     assert np.isnan(summary.relative_variance)
 
 
@@ -72,16 +61,17 @@ def test_final_objective_is_the_mean_over_the_seeds():
 
 
 def test_variance_of_0_divides_without_a_warning():
-    (summary,) = summarise(results(rloo=curves(np.zeros((1, 5)), exact=0, rloo=0)))
+    (summary,) = summarise(results(rloo=curves(np.zeros((1, 5)))))
     assert np.isnan(summary.relative_variance)
 
 
 @pytest.mark.parametrize("width", [80])
 def test_printed_table_fits_the_terminal(width):
     names = ("rloo", "double_cv_current", "reinforce")
-    each = curves(np.full((1, 5), 1e6), exact=1e6, rloo=1e-3, probability=0.5, objective=0.25)
+    each = curves(np.full((1, 5), 1e6), probability=0.5, objective=0.25)
+    by_name = dict.fromkeys(names, each) | {"rloo": curves(np.full((1, 5), 1e-3), probability=0.5, objective=0.25)}
     out = io.StringIO()
-    Console(file=out, width=width).print(table(results(**dict.fromkeys(names, each))))
+    Console(file=out, width=width).print(table(results(**by_name)))
     printed = out.getvalue()
     assert "…" not in printed
     assert "double-cv-current" in printed

@@ -215,16 +215,17 @@ def test_two_processes_stop_together_and_go_on_to_the_losses_of_one(one, environ
     assert written == {".metrics.lock", "config.json", "metrics.jsonl", "pictures.png", "settings.json"}
 
 
-def test_a_first_process_whose_others_never_start_ends_with_a_sentence(environment, tmp_path):
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_whose_others_never_start_ends_with_a_sentence(environment, tmp_path, process):
     program = """
 import sys
 from doublecv.lab.cli import main
-from doublecv.lab.train import distributed
+from doublecv.lab.common import devices as distributed
 distributed.SECONDS_TO_CONNECT = 2
 main(sys.argv[1:])
 """
     address = free_address()
-    arguments = [*RUN, "--out", tmp_path / "run", "--coordinator", address, "--processes", 2, "--process", 0]
+    arguments = [*RUN, "--out", tmp_path / "run", "--coordinator", address, "--processes", 2, "--process", process]
     done = subprocess.run(
         [sys.executable, "-c", program, "train", *map(str, arguments)],
         env=environment,
@@ -235,8 +236,8 @@ main(sys.argv[1:])
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr == (
-        f"doublecv train: process 0 of 2 did not find the others at {address} within 2 s; start them, or correct the "
-        "address\n"
+        f"doublecv train: process {process} of 2 did not find the others at {address} within 2 s; "
+        "start them, or correct the address\n"
     )
 
 

@@ -75,13 +75,7 @@ class BenchSettings(ProgramSettings):
 
 
 class Workload(NamedTuple):
-    """Describe what is timed.
-
-    Attributes:
-        make: a function from an estimator to the call that is timed.
-        floor: a function from K to a call with only the matrix products, if there is one.
-        steps: the number of steps per call.
-    """
+    """Make the call that is timed, of so many steps, and, if there is one, that with only the matrix products."""
 
     make: Callable[[Estimator], Callable[[], object]]
     floor: Callable[[int], Callable[[], object]] | None = None
@@ -100,18 +94,11 @@ def logits() -> Float[np.ndarray, "batch latents"]:
 
 @dataclass(frozen=True)
 class Row:
-    """Hold one row of the table.
+    """Hold one row of the table: the gradient of the expectation, or a complete training step.
 
-    Attributes:
-        workload: "gradient" for the gradient of the expectation, "step" for a complete training step.
-        baseline_samples: the K of RLOO, which the row is relative to.
-        estimator: the estimator's name in the registry, or "floor" for the matrix products only.
-        samples: the estimator's own K: 1 for REBAR and RELAX, as in the paper.
-        evaluations: the number of points at which one estimate evaluates f.
-        milliseconds: the median over the rounds.
-        ratio: the median over the rounds of the time relative to that of RLOO in the same round.
-        floor_ratio: the same relative to the floor; None where no floor was timed.
-        rounds: the milliseconds of every round.
+    `baseline_samples` is the K of RLOO, which the row is relative to, `samples` the estimator's own: 1 for REBAR and
+    RELAX, as in the paper. Times and ratios are medians over the rounds, a ratio of times in the same round. Of the
+    matrix products only, the estimator is "floor".
     """
 
     workload: str

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-
-from doublecv import estimators
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,18 +24,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from matplotlib.axes import Axes
 
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#808080",
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    # Without a fixed salt the identifiers in an SVG file change from run to run.
-    "svg.hashsalt": "doublecv",
-} | dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#59636e")
+STYLE = "doublecv.lab.common.charts"
+"""The style sheet charts.mplstyle, as matplotlib names it."""
 
 WIDTH, HEIGHT = 5.6, 3.2
 """Inches of a chart in the page, without the labels below the axis."""
@@ -53,16 +42,11 @@ class Appearance(NamedTuple):
 
 
 _KNOWN = msgspec.toml.decode(files(__package__).joinpath("style.toml").read_bytes(), type=dict[str, Appearance])
-_SPARE_COLOURS = ("#ddcc77", "#661100", "#6699cc")
 
 
 def appearance(name: str) -> Appearance:
-    """Return the appearance of an estimator; one that is not known here gets its name and a spare colour."""
-    if name in _KNOWN:
-        return _KNOWN[name]
-    others = [other for other in estimators.names() if other not in _KNOWN]
-    index = others.index(name) if name in others else 0
-    return Appearance(name, _SPARE_COLOURS[index % len(_SPARE_COLOURS)])
+    """Return the appearance of an estimator; one that is not in style.toml gets its name and a colour made from it."""
+    return _KNOWN.get(name) or Appearance(name, f"#{zlib.crc32(name.encode()) & 0xFFFFFF:06x}")
 
 
 class Line(NamedTuple):
@@ -77,17 +61,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A chart that is drawn when it is first shown.
+    """A chart that is drawn when it is first shown; a band shows the least and the largest value over the seeds.
 
-    Attributes:
-        title: the text above it.
-        lines: its lines; a band shows the least and the largest value over the seeds.
-        xlabel: the label of the axis below.
-        ylabel: the label of the axis to the left.
-        middle: whether a line is the mean or the median over the seeds.
-        log: whether the axis of the values is logarithmic.
-        bottom: the lower limit of that axis; None to show all values.
-        reading: a sentence on how to read it.
+    `middle` is what a line shows of the seeds, `log` whether the axis of the values is logarithmic, `bottom` its lower
+    limit, None to show all values, and `reading` a sentence on how to read the chart.
     """
 
     title: str
@@ -128,10 +105,10 @@ class Chart:
     @cached_property
     def svg(self) -> str:
         """The drawing, as an element of a page."""
-        import matplotlib
+        from matplotlib import style
         from matplotlib.figure import Figure
 
-        with matplotlib.rc_context(STYLE | {"svg.fonttype": "none"}):
+        with style.context([STYLE, {"svg.fonttype": "none"}]):
             # Fixed margins: a layout engine takes longer than the drawing.
             columns = 2 if max(len(line.label) for line in self.lines) > 16 else 4
             below = 0.5 + 0.17 * -(-len(self.lines) // columns)
@@ -148,10 +125,10 @@ class Chart:
 
 def write_figure(charts: Sequence[Chart], title: str, *paths: Path) -> None:
     """Write charts side by side, with one legend below them, to files whose suffixes are their formats."""
-    import matplotlib
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
+    with style.context(STYLE):
         figure = Figure(figsize=(2.6 + 3.6 * len(charts), 4.6), layout="constrained")
         for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
             chart.draw(axes)

@@ -28,10 +28,7 @@ def shortened(text: str, length: int = 80) -> str:
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM came, so that the running chunk ends and is saved.
-
-    A second signal raises `KeyboardInterrupt`.
-    """
+    """Yield a function that returns whether SIGINT or SIGTERM came; a second signal raises `KeyboardInterrupt`."""
     received: list[int] = []
 
     def request(number: int, frame: FrameType | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -10,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -28,10 +28,7 @@ PACKAGES = ("doublecv", "jax", "numpy", "optax", "matplotlib")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all.
-
-    A link at `path` is replaced, and one at the partial file removed: neither is followed.
-    """
+    """Write a file completely or not at all; a link at `path` is replaced and not followed."""
     partial = path.with_name(f".{path.name}-partial")
     try:
         partial.unlink(missing_ok=True)
@@ -63,10 +60,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def inside(folder: Path, relative: str) -> Path:
-    """Return `folder / relative`, or raise an `InputError` where that leads out of the folder.
-
-    The path may be neither absolute nor contain `..`, and no part of it below the folder may be a symbolic link.
-    """
+    """Return `folder / relative`, or raise an `InputError` where that, or a symbolic link, leads out of the folder."""
     parts = PurePosixPath(relative)
     if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\\" in relative or "\0" in relative:
         raise InputError(f"{relative!r} does not stay inside {folder}; remove it, or name another folder")
@@ -79,13 +73,10 @@ def inside(folder: Path, relative: str) -> Path:
 
 
 @contextmanager
-def locked(folder: Path, timeout: float = 0.0) -> Iterator[None]:
-    """Hold a folder's lock, which the operating system releases when the process ends, however it ends.
-
-    Raises an `InputError` if another process still holds it after `timeout` seconds.
-    """
+def locked(folder: Path, timeout: float = 0.0, name: str = LOCK) -> Iterator[None]:
+    """Hold a folder's lock, or raise an `InputError` if another living process holds it after `timeout` seconds."""
     try:
-        with FileLock(folder / LOCK, timeout=timeout):
+        with FileLock(folder / name, timeout=timeout):
             yield
     except Timeout as error:
         raise InputError(f"another process works in {folder}; wait for it, or name another folder") from error
@@ -105,44 +96,25 @@ def is_locked(folder: Path) -> bool:
         return False
 
 
-def claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Make the folder, or raise an `InputError` unless it is empty and can be written to."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder} is a file; name a new folder")
+def claim(folder: Path, *allowed: str) -> None:
+    """Make the folder, or raise an `InputError` unless it can be written to and is empty but for these files."""
     try:
-        if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
-            raise InputError(f"--out {folder} {_describe(folder, settings)}; name a new folder, or remove this one")
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        if any(path.name not in (LOCK, *allowed) for path in folder.iterdir()):
+            raise InputError(f"--out {folder} is not empty; name a new folder, or remove this one")
+        with TemporaryFile(dir=folder):
+            return
     except OSError as error:
-        raise InputError(
-            f"--out {folder} cannot be written to ({error.strerror}); name a folder that you may write to"
-        ) from error
+        raise InputError(f"--out {folder} cannot be written to ({error.strerror}); name a new folder") from error
 
 
 @contextmanager
-def claimed(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+def claimed(folder: Path) -> Iterator[None]:
     """Claim the folder and hold its lock, so that no other process fills it meanwhile."""
-    claim(folder, settings)
+    claim(folder)
     with locked(folder):
-        claim(folder, settings)  # again: another process may have filled it in between
+        claim(folder)  # again: another process may have filled it in between
         yield
-
-
-def _describe(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Say what a folder holds, compared with the settings of the run that wants it."""
-    try:
-        held = json.loads((folder / CONFIG).read_text())["settings"]
-        different = [name for name, value in settings.items() if held.get(name) != value]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "is not empty"
-    if not different:
-        return "holds this run already"
-    value = held.get(different[0])
-    words = " ".join(map(str, value)) if isinstance(value, list) else value
-    return f"holds another run, with --{different[0].replace('_', '-')} {words}"
 
 
 def write_config(folder: Path, command: str, settings: Mapping[str, Any], files: Sequence[str] = ()) -> None:

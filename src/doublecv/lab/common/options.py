@@ -1,19 +1,8 @@
 """Settings dataclasses as command lines: help, parsing, and limits that are checked before JAX is imported.
 
-A program has one dataclass of settings. Its docstring is the description, ending with an example; the docstring below
-a field is the help of its option; an `Option` in the annotation holds what the type does not say::
-
-    @dataclass(frozen=True)
-    class Settings(ProgramSettings):
-        '''Do something.
-
-        Example: doublecv something --steps 3
-        '''
-
-        steps: Annotated[int, Option(minimum=1, maximum=1000)] = 10
-        '''Number of steps.'''
-
-    settings = parse(Settings, "doublecv something", ["--steps", "7"])
+A program has one dataclass of settings, such as `doublecv.lab.toy.problem.ToySettings`. Its docstring is the
+description, ending with an example; the docstring below a field is the help of its option; an `Option` in the
+annotation holds what the type does not say.
 """
 
 from __future__ import annotations
@@ -46,16 +35,8 @@ KINDS = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", 
 class Option:
     """What the help and the checks of one setting need beyond its type.
 
-    Attributes:
-        metavar: the placeholder of the value in the help.
-        minimum: the least value.
-        maximum: the largest value.
-        positive: whether the value must be a finite number above 0.
-        unique: whether the values of a list must differ.
-        names: returns the names that the value is one of; they are listed at the end of the help.
-        what: the kind of these names, such as "estimator".
-        positional: whether the value is given without the option's name.
-        without_value: the value of an option that is given without one.
+    `names` returns the names that the value is one of, which are listed at the end of the help; `what` is the kind of
+    these names, such as "estimator". `without_value` is the value of an option that is given without one.
     """
 
     metavar: str | None = None
@@ -90,9 +71,7 @@ class _Setting(NamedTuple):
     @property
     def metavar(self) -> str:
         """The placeholder of the value."""
-        if self.choices:
-            return "{" + ",".join(self.choices) + "}"
-        return self.option.metavar or KINDS[self.kind][0]
+        return f"{{{','.join(self.choices)}}}" if self.choices else self.option.metavar or KINDS[self.kind][0]
 
     @property
     def required(self) -> bool:
@@ -132,18 +111,20 @@ class _Setting(NamedTuple):
 
     def check(self, value: Any) -> None:
         """Raise an `InputError` if a value is outside of the limits, with its name, the value and the limit."""
-        option, name = self.option, self.flag
+        option, wanted = self.option, ""
         if self.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise InputError(f"{name} must be {KINDS[self.kind][1]}, got {shortened(repr(value))}")
-        if option.minimum is not None and not value >= option.minimum:
-            raise InputError(f"{name} must be at least {option.minimum:,}, got {_digits(value)}")
-        if option.maximum is not None and not value <= option.maximum:
-            raise InputError(f"{name} must be at most {option.maximum:,}, got {_digits(value)}")
-        if option.positive and not 0 < value < math.inf:
-            raise InputError(f"{name} must be a positive number, got {value}")
+            wanted = KINDS[self.kind][1]
+        elif option.minimum is not None and not value >= option.minimum:
+            wanted = f"at least {option.minimum:,}"
+        elif option.maximum is not None and not value <= option.maximum:
+            wanted = f"at most {option.maximum:,}"
+        elif option.positive and not 0 < value < math.inf:
+            wanted = "a positive number"
+        if wanted:
+            raise InputError(f"{self.flag} must be {wanted}, got {shortened(repr(value), 40)}")
         names = self.choices if option.names is None else option.names()
         if names and value not in names:
-            raise unknown_name(option.what if option.names else f"{name} value", value, names)
+            raise unknown_name(option.what if option.names else f"{self.flag} value", value, names)
 
 
 def flag(field: str) -> str:
@@ -220,17 +201,16 @@ def make_parser(cls: type, prog: str) -> argparse.ArgumentParser:
     about = [textwrap.fill(each, 100) for each in paragraphs if not each.startswith("Example: ")]
     layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=100)
     parser = _Parser(prog, formatter_class=layout, allow_abbrev=False, add_help=False)
-    parser.usage = " ".join([prog, *filter(None, map(_usage, settings)), "[options]"])
+    required = [
+        each.flag if each.option.positional else f"{each.flag} {each.metavar}" for each in settings if each.required
+    ]
+    parser.usage = " ".join([prog, *required, "[options]"])
     parser.description, parser.epilog = "\n\n".join(about), _epilog(paragraphs, settings)
     groups = [parser.add_argument_group(heading) for heading in ("arguments", "options")]
     for setting in settings:
         setting.add_to(groups[not setting.option.positional], helps.get(setting.field.name, ""))
     groups[1].add_argument("-h", "--help", action="help", help="Show this help and exit.")
     return parser
-
-
-def _digits(value: float) -> str:
-    return str(value) if abs(value) < 10**15 else f"{value:.3g}" if abs(value) < 1e300 else "a larger number"
 
 
 def _settings(cls: type) -> Iterator[_Setting]:
@@ -248,14 +228,6 @@ def _settings(cls: type) -> Iterator[_Setting]:
         yield _Setting(field, str if choices else hint, several, choices, option)
 
 
-def _usage(setting: _Setting) -> str:
-    """Return what the usage line says of a setting that must be given or has no name; nothing for the others."""
-    if not setting.option.positional:
-        return f"{setting.flag} {setting.metavar}" if setting.required else ""
-    more = f"[{setting.metavar} ...]" if setting.several else ""
-    return f"{setting.metavar} {more}".strip() if setting.required else more or f"[{setting.metavar}]"
-
-
 def _epilog(paragraphs: Sequence[str], settings: Sequence[_Setting]) -> str:
     """Return the names that the options take, and the example."""
     lists = {each.option.what: each.option.names() for each in settings if each.option.names is not None}
@@ -266,14 +238,12 @@ def _epilog(paragraphs: Sequence[str], settings: Sequence[_Setting]) -> str:
 
 
 def _attribute_docstrings(cls: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a class and of those that it is derived from."""
+    """Return the docstrings below the fields of a class."""
     found: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        for pair in pairwise(body):
-            match pair:
-                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str() as text)):
-                    found[name] = " ".join(text.split())
+    for pair in pairwise(ast.parse(inspect.getsource(cls)).body[0].body):  # type: ignore[attr-defined]
+        match pair:
+            case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str() as text)):
+                found[name] = " ".join(text.split())
     return found
 
 

@@ -137,14 +137,10 @@ def seal_line(record: Mapping[str, Any], checksum: int, sealed: bool = True) -> 
 
 @dataclass
 class LineReader:
-    """Iterate over the records of a file of lines, one at a time and in little memory.
+    """Iterate over the records of a file of lines, or of its first `length` bytes, one at a time and in little memory.
 
-    Args:
-        path: the file.
-        length: the bytes to read; all if None.
-        unfinished: whether the last line may be incomplete, as in an unfinished run; it is then left out.
-
-    After the last record `checksum` is that of all lines, and `sealed` says whether the lines carry checksums.
+    The last line of an `unfinished` run may be incomplete and is then left out. After the last record `checksum` is
+    that of all lines, and `sealed` says whether the lines carry checksums.
     """
 
     path: Path

@@ -1,22 +1,11 @@
 r"""One table model, rendered as Markdown, LaTeX, CSV, a terminal table, and by the report's page as HTML.
 
-A row is a mapping from columns to entries. An entry holds the text that people read, and the value that files and
-sorting use:
+All text is treated as foreign: each format escapes what it would otherwise interpret. An entry holds the text that
+people read, and the value that files and sorting use:
 
 >>> table = Table.of("speed", "Speed", "Medians.", [{"estimator": words("rloo"), "ms": number(3.14159)}])
->>> print(table.to_markdown())
-### Speed
-<BLANKLINE>
-Medians.
-<BLANKLINE>
-| estimator | ms |
-| --- | ---: |
-| rloo | 3.14 |
-<BLANKLINE>
 >>> table.to_csv()
 'estimator,ms\nrloo,3.14159\n'
-
-All text is treated as foreign: each format escapes what it would otherwise interpret.
 """
 
 from __future__ import annotations
@@ -52,13 +41,9 @@ _FORMULA = ("=", "+", "-", "@", MINUS)
 
 
 class Column(NamedTuple):
-    """A column: its heading, and how files show it.
+    """A column: its heading, its name in CSV files and that of its errors, and whether it is aligned as numbers.
 
-    Attributes:
-        heading: the text above it.
-        key: its name in CSV files; made from the heading if empty.
-        error: the name in CSV files of the entries' errors; none are written if empty.
-        numeric: whether it is aligned to the right and sorted by number.
+    An empty name is made from the heading; without a name for the errors none are written.
     """
 
     heading: str
@@ -73,13 +58,9 @@ class Column(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry of a table; all empty where there is nothing to say.
+    """An entry of a table: what people read, what files hold and tables are sorted by, and the error of this value.
 
-    Attributes:
-        text: what people read.
-        value: what files hold and tables are sorted by.
-        error: what follows the value after a plus-minus sign.
-        mark: a word that the page colours the entry by.
+    `mark` is a word that the page colours the entry by.
     """
 
     text: str = ""
@@ -143,10 +124,9 @@ class Table:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_csv_value(name) for column in self.columns for name in (column.name, column.error) if name)
         for row in self.rows:
-            values: list[float | str | None] = []
-            for column, entry in zip(self.columns, row, strict=True):
-                values += [entry.value, entry.error] if column.error else [entry.value]
-            writer.writerow(map(_csv_value, values))
+            pairs = zip(self.columns, row, strict=True)
+            written = [one for column, entry in pairs for one in (entry.value, entry.error)[: 1 + bool(column.error)]]
+            writer.writerow(map(_csv_value, written))
         return file.getvalue()
 
     def __rich__(self) -> RichTable:
@@ -171,18 +151,20 @@ def words(text: str, value: str | None = None, mark: str = "") -> Entry:
 
 def number(value: float | None, decimals: int = 2, signed: bool = False, error: float | None = None) -> Entry:
     """Return a number with some decimals and its error after a plus-minus sign; empty for None, NaN and infinity."""
-    if value is None or not isfinite(value):
-        return Entry()
-    text = f"{value:{'+' if signed else ''},.{decimals}f}".replace("-", MINUS)
-    return Entry(text if error is None else f"{text} {PLUS_MINUS} {error:,.{decimals}f}", value, error)
+    sign = "+" if signed else ""
+    return _entry(value, error, f"{sign},.{decimals}f", f",.{decimals}f")
 
 
 def significant(value: float | None, digits: int = 3, error: float | None = None) -> Entry:
     """Return a number with some significant digits, in powers of ten where it is small or large; empty for None."""
+    return _entry(value, error, _significant(value, digits), _significant(error, 2))
+
+
+def _entry(value: float | None, error: float | None, layout: str, error_layout: str) -> Entry:
     if value is None or not isfinite(value):
         return Entry()
-    text = _significant(value, digits)
-    return Entry(text if error is None else f"{text} {PLUS_MINUS} {_significant(error, 2)}", value, error)
+    text = f"{value:{layout}}" if error is None else f"{value:{layout}} {PLUS_MINUS} {error:{error_layout}}"
+    return Entry(text.replace("-", MINUS), value, error)
 
 
 def escape_latex(text: str) -> str:
@@ -195,9 +177,9 @@ def escape_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", one_line(text))
 
 
-def _significant(value: float, digits: int) -> str:
-    plain = value == 0 or 1e-3 <= abs(value) < 1e5
-    return (f"{value:.{digits}g}" if plain else f"{value:.{digits - 1}e}").replace("-", MINUS)
+def _significant(value: float | None, digits: int) -> str:
+    plain = not value or 1e-3 <= abs(value) < 1e5
+    return f".{digits}g" if plain else f".{digits - 1}e"
 
 
 def _latex_entry(entry: Entry, column: Column) -> str:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
-from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.options import Option, ProgramSettings
 from doublecv.lab.common.tables import Table, words
-from doublecv.lab.data.catalogue import SETS, ImageSet
-from doublecv.lab.data.fetch import BrokenFile, cache_folder, find, read
-from doublecv.lab.data.readers import read_digits
+from doublecv.lab.data.catalogue import SETS, BrokenFile, ImageSet, read_digits
+from doublecv.lab.data.fetch import cache_folder, find, read
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ def main(settings: DataSettings) -> None:
     """Print the table, and below it what is wrong with the data sets that are broken."""
     from rich.console import Console
 
-    found = [digits_status(), *(set_status(each, settings.data_dir, cache_folder()) for each in SETS.values())]
+    found = [set_status(each, settings.data_dir, cache_folder()) for each in (None, *SETS.values())]
     rows = [{"data set": words(one.name), "state": words(one.state), "where": words(one.where)} for one in found]
     Console().print(Table.of("data", "Data sets", "", rows))
     for one in found:
@@ -50,29 +48,20 @@ class Status(NamedTuple):
     problem: str = ""
 
 
-def digits_status() -> Status:
-    """Read the digits of scikit-learn."""
+def set_status(image_set: ImageSet | None, directory: Path | None, cache: Path) -> Status:
+    """Find a data set, or the digits of scikit-learn for None, and read it as a training run would."""
+    name, where, state = "digits" if image_set is None else image_set.name, "", "incomplete"
     try:
-        read_digits()
-    except InputError as error:
-        return Status("digits", "broken", "scikit-learn", str(error))
-    return Status("digits", "intact", "scikit-learn")
-
-
-def set_status(image_set: ImageSet, directory: Path | None, cache: Path) -> Status:
-    """Find a data set and read it as a training run would."""
-    name = image_set.name
-    try:
-        found = find(image_set, directory, cache)
+        if image_set is None:
+            where, state = "scikit-learn", "broken"
+            read_digits()
+        elif (found := find(image_set, directory, cache)) is not None:
+            first, *others = found.paths
+            where, state = str(first.parent if others else first), "broken"
+            read(image_set, found)
+        else:
+            home = urlsplit(image_set.forms[-1].files[0].mirrors[0]).hostname
+            return Status(name, "not here", f"downloaded at first use from {home}")
     except BrokenFile as error:
-        return Status(name, "incomplete", "", str(error))
-    if found is None:
-        home = urlsplit(image_set.forms[-1].files[0].mirrors[0]).hostname
-        return Status(name, "not here", f"downloaded at first use from {home}")
-    first, *others = found.paths
-    where = str(first.parent if others else first)
-    try:
-        read(image_set, found)
-    except BrokenFile as error:
-        return Status(name, "broken", where, str(error))
+        return Status(name, state, where, str(error))
     return Status(name, "intact", where)

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import platformdirs
 
 from doublecv.lab.common.errors import InputError, unknown_name
-from doublecv.lab.data.catalogue import NAMES, SETS, Form, ImageSet, PublishedFile
-from doublecv.lab.data.readers import Dataset, read_digits, read_images, shuffled
+from doublecv.lab.data import catalogue
+from doublecv.lab.data.catalogue import SETS, BrokenFile, Dataset, Form, ImageSet, PublishedFile
 
 VARIABLE = "DOUBLECV_DATA"
 WRAPPER = 1 << 20
@@ -28,10 +28,6 @@ WRAPPER = 1 << 20
 
 SECONDS_WITHOUT_A_BYTE = 30
 CHUNK_BYTES = 1 << 16
-
-
-class BrokenFile(InputError):
-    """Report a file that is not what was published: its name, what was expected and what was found."""
 
 
 class DownloadError(InputError):
@@ -46,14 +42,12 @@ class Found(NamedTuple):
 
 
 def load(name: str, directory: Path | None = None) -> Dataset:
-    """Return the data set of that name, downloading it if it is nowhere else.
-
-    The folders that are searched are `directory`, $DOUBLECV_DATA, that of the operating system's package, and the
-    user's cache, in this order.
-    """
-    if name not in NAMES:
-        raise unknown_name("data set", str(name), NAMES)
-    return read_digits() if name == "digits" else load_set(SETS[name], directory, cache_folder())
+    """Return the data set of that name, from `directory` or another folder, or downloaded if it is nowhere."""
+    if name == "digits":
+        return catalogue.read_digits()
+    if name not in SETS:
+        raise unknown_name("data set", str(name), ("digits", *SETS))
+    return load_set(SETS[name], directory, cache_folder())
 
 
 def load_set(image_set: ImageSet, directory: Path | None, cache: Path) -> Dataset:
@@ -72,12 +66,12 @@ def read(image_set: ImageSet, found: Found) -> Dataset:
     form, size = found.form, (image_set.height, image_set.width)
     contents = [verified(path, file) for path, file in zip(found.paths, form.files, strict=True)]
     try:
-        images = read_images(form.reader, contents, [(form.train_images, *size), (form.test_images, *size)])
+        images = catalogue.read_images(form.reader, contents, [(form.train_images, *size), (form.test_images, *size)])
     except InputError as error:
         raise BrokenFile(f"{' and '.join(map(str, found.paths))}: {error}") from error
     train, test = (part.reshape(len(part), -1) for part in images)
     if image_set.shuffle:
-        train = shuffled(train)
+        train = catalogue.shuffled(train)
     return Dataset(image_set.name, *size, train[: image_set.train], train[image_set.train :], test)
 
 
@@ -109,10 +103,7 @@ def _broken(where: str, file: PublishedFile, found: str) -> BrokenFile:
 
 
 def find(image_set: ImageSet, directory: Path | None, cache: Path) -> Found | None:
-    """Return the files in the first folder that has them; a folder with only some of them is an error.
-
-    In the cache some may be missing: an interrupted download is completed.
-    """
+    """Return the files in the first folder that has them; only the cache may have some of them, and is completed."""
     cached = cache / image_set.name
     for folder in (*named_folders(image_set, directory), cached):
         forms = [(form, [stored(folder, file) for file in form.files]) for form in image_set.forms]

@@ -1,18 +1,16 @@
 """Read the runs of a sweep: the complete ones, the unfinished ones as far as they got, and a reason for all others.
 
-No file can stop a report. A run whose files are missing, damaged or not what the laboratory writes has the state
-"damaged" and says which file, line and field it is, what was found and what was wanted. Neither JAX nor a program of
-the laboratory is imported.
+No file can stop a report: a run whose files are missing, damaged or not what the laboratory writes is "damaged" and
+says why. Neither JAX nor a program of the laboratory is imported.
 """
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +43,6 @@ POINTS = 400
 DRAWN = ("elbo", "encoder_variance", "train_elbo")
 """The metrics whose curves are kept; of the others only the last value is."""
 
-PICTURES = "pictures.png"
-LARGEST_PICTURE = 4_000_000
-"""Pixels; a larger picture is not shown."""
-ENLARGED = 4
-"""The width in the file of one pixel of an image; see `doublecv.lab.vae.pictures`."""
-
 
 @dataclass
 class Records:
@@ -59,10 +51,10 @@ class Records:
     Of a long curve an evenly spread part is kept, however many records are added, and always the last one.
     """
 
-    steps: int
     step: int = 0
     last: dict[str, float] = field(default_factory=dict)
     curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in DRAWN})
+    spacings: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAWN, 0))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the record of a line."""
@@ -72,12 +64,19 @@ class Records:
                 self.last.pop(name, None)
             elif name not in ("step", "seed"):
                 self.last[name] = value
-                if (curve := self.curves.get(name)) is not None:
-                    if len(curve) > 1:
-                        last, before = islice(reversed(curve), 2)
-                        if last - before < self.steps / (2 * POINTS):
-                            del curve[last]
-                    curve[step] = value
+                if name in self.curves:
+                    self._extend(name, step, value)
+
+    def _extend(self, name: str, step: int, value: float) -> None:
+        curve = self.curves[name]
+        last, before = islice(chain(reversed(curve), (0, 0)), 2)
+        if before and last - before < self.spacings[name]:
+            del curve[last]
+        curve[step] = value
+        if len(curve) > 2 * POINTS:
+            self.curves[name] = dict(islice(curve.items(), 0, None, 2)) | {step: value}
+            first, second = islice(self.curves[name], 2)
+            self.spacings[name] = second - first
 
 
 @dataclass(frozen=True)
@@ -111,27 +110,17 @@ class _Checkpoint:
 class Run:
     """A run of the sweep, with its numbers or the reason why it has none.
 
-    Attributes:
-        name: its name in the sweep.
-        state: "complete", "running", "failed", "interrupted", "not started" or "damaged".
-        why: why it failed or what is damaged.
-        targets: the targets that it is part of.
-        folder: the folder of its files.
-        settings: the settings of a training run, where these could be read.
-        records: the numbers of a training run, as far as it got; empty if there are none.
-        toy: the results of a complete run of the toy problem.
-        times: the results of a complete benchmark.
-        versions: for each package, the version that it ran with.
-        sealed: whether a changed number would be noticed.
+    The state is "complete", "running", "failed", "interrupted", "not started" or "damaged", and `why` says why a run
+    failed or what is damaged. A training run has settings, if these could be read, and the numbers as far as it got; a
+    complete toy problem or benchmark has its results. A changed number in a sealed run would be noticed.
     """
 
     name: str
     state: str = "complete"
     why: str = ""
     targets: tuple[str, ...] = ()
-    folder: Path = Path()
     settings: TrainSettings | None = None
-    records: Records = field(default_factory=lambda: Records(0))
+    records: Records = field(default_factory=Records)
     toy: ToyResults | None = None
     times: BenchFile | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -151,7 +140,7 @@ def collect(sweep: Sweep, faults: Mapping[str, str]) -> tuple[Run, ...]:
     trained: dict[TrainSettings, str] = {}
     readers = {"train": _read_train, "toy": _read_toy, "bench": _read_bench}
     for entry in sweep.runs:
-        run = Run(entry.name, targets=entry.targets, folder=entry.folder)
+        run = Run(entry.name, targets=entry.targets)
         try:
             inside(sweep.folder, entry.folder.relative_to(sweep.folder).as_posix())
             if entry.kind == "train":
@@ -166,30 +155,6 @@ def collect(sweep: Sweep, faults: Mapping[str, str]) -> tuple[Run, ...]:
             run = replace(run, state="damaged", why=str(error))
         runs.append(run)
     return tuple(runs)
-
-
-def read_picture(folder: Path) -> str | None:
-    """Return the picture of a training run as a data URL, or None; raise an `InputError` where it is not a picture.
-
-    The file repeats every pixel several times, in colours; the URL holds one grey pixel for each of an image.
-    """
-    from PIL import Image
-
-    path = folder / PICTURES
-    if not path.exists():
-        return None
-    try:
-        with open_regular(path) as file, Image.open(file, formats=("PNG",)) as picture:
-            if picture.width * picture.height > LARGEST_PICTURE:
-                raise DamagedFile(path, f"found {picture.width} x {picture.height} pixels, wanted fewer")
-            grey = np.asarray(picture.convert("L"))[::ENLARGED, ::ENLARGED]
-    except InputError:
-        raise
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DamagedFile(path, f"found no picture ({shown(str(error))}), wanted a PNG file") from error
-    copy = io.BytesIO()
-    Image.fromarray(grey).save(copy, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(copy.getvalue()).decode()}"
 
 
 def _unfinished(run: Run, entry: SweepRun) -> Run:
@@ -242,7 +207,7 @@ def _check_length(path: Path) -> None:
 
 
 def _read_records(reader: LineReader, settings: TrainSettings) -> Records:
-    records = Records(settings.steps)
+    records = Records()
     for number, record in enumerate(reader, 1):
         if record["seed"] == settings.seed:
             if not records.step <= record["step"] <= settings.steps:
@@ -276,17 +241,18 @@ def _read_curves(path: Path, settings: ToySettings) -> ToyResults:
         header, *rows = csv.reader(file)
     # Before the records are counted out, because damaged settings may promise any number of them.
     wanted = (-(-settings.iterations // settings.every) + 1) * settings.seeds * len(settings.estimators)
-    if header != ["seed", "estimator", "iteration", *names] or len(rows) != wanted:
+    if header[:3] != ["seed", "estimator", "iteration"] or not {*names} <= {*header} or len(rows) != wanted:
         raise ValueError(f"{len(rows)} records of {','.join(header)}")
-    seeds, iterations = tuple(range(1, settings.seeds + 1)), record_iterations(settings)
+    seeds, iterations = range(1, settings.seeds + 1), record_iterations(settings)
     places = ([str(seed), name, str(at)] for seed in seeds for name in settings.estimators for at in iterations)
     for number, (row, place) in enumerate(zip(rows, places, strict=True), 2):
         if row[:3] != place or len(row) != len(header):
             raise ValueError(f"{','.join(row)} in line {number}")
-    values = np.array([[float(value or "nan") for value in row[3:]] for row in rows])
+    columns = [header.index(name) for name in names]
+    values = np.array([[float(row[column] or "nan") for column in columns] for row in rows])
     by_curve = values.reshape(len(seeds), len(settings.estimators), len(iterations), len(names)).transpose(1, 3, 0, 2)
     curves = {name: Curves(*found) for name, found in zip(settings.estimators, by_curve, strict=True)}
-    return ToyResults(settings, seeds, iterations, curves)
+    return ToyResults(settings, iterations, curves)
 
 
 def _read_bench(run: Run, entry: SweepRun) -> Run:

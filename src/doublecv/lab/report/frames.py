@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from doublecv.lab.bench.problem import BASELINE
@@ -80,6 +82,16 @@ class Content:
         return {}
 
 
+TEXTS = msgspec.toml.decode(files(__package__).joinpath("texts.toml").read_bytes())
+"""For each table the title and the caption, with fields to fill in, and how many columns say what a row is."""
+
+
+def _table(text: str, rows: Iterable[Row], name: str = "", **values: Any) -> Table:
+    found = TEXTS[text]
+    caption = " ".join(found["caption"].format(**values).split())
+    return Table.of(name or text, found["title"].format(**values), caption, rows, found.get("row_headings", 1))
+
+
 def table_title(likelihood: str, samples: int) -> str:
     """Return the name of a table, as in "K = 2, Bernoulli likelihood"."""
     return f"K = {samples}, {likelihood.capitalize()} likelihood"
@@ -91,20 +103,16 @@ def column_title(key: CellKey) -> str:
 
 
 def scale(cells: Iterable[Cell]) -> str:
-    """Return the length and number of the complete runs of some cells, beside the paper's.
-
-    For example: "20,000 steps, 1 to 2 seeds (the paper: 1,000,000 and 5)".
-    """
+    """Return how long the complete runs are, as in "20,000 steps, 1 to 2 seeds (the paper: 1,000,000 and 5)"."""
     complete = [cell for cell in cells if cell.complete]
     if not complete:
         return "no run is complete"
-    steps = _range([cell.steps or 0 for cell in complete])
-    seeds = _range([len(cell.complete) for cell in complete])
+    steps, seeds = _range(cell.steps or 0 for cell in complete), _range(len(cell.complete) for cell in complete)
     return f"{steps} steps, {seeds} seeds (the paper: {PAPER_STEPS:,} and {statistics.PAPER_SEEDS})"
 
 
-def _range(counts: Sequence[int]) -> str:
-    least, most = min(counts), max(counts)
+def _range(counts: Iterable[int]) -> str:
+    least, *_, most = [*sorted(counts)] * 2 or [0, 0]
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
@@ -114,28 +122,17 @@ def verdicts_table(content: Content) -> Table:
     for cell in content.cells:
         if cell.paper is not None and (cell.key not in best or _informs(cell) > _informs(best[cell.key])):
             best[cell.key] = cell
-    counts = Counter(_mark(cell) for cell in best.values())
+    counted = Counter(_mark(cell) for cell in best.values())
+    counts = ", ".join(f"{counted[mark]} {mark}" for mark in MARKS if counted[mark])
     names = in_order(key.estimator for key in best)
 
     def row(key: CellKey) -> Row:
         verdicts = {name: _verdict(best.get(key._replace(estimator=name))) for name in names}
-        return {
-            "table": words(table_title(*key[:2])),
-            "column": words(column_title(key)),
-            **{Column(appearance(name).label, name): verdict for name, verdict in verdicts.items()},
-        }
+        place = {"table": words(table_title(*key[:2])), "column": words(column_title(key))}
+        return place | {Column(appearance(name).label, name): verdict for name, verdict in verdicts.items()}
 
-    return Table.of(
-        "verdicts",
-        "The paper's cells",
-        f"Of {len(best)} cells of the paper: "
-        f"{', '.join(f'{counts[mark]} {mark}' for mark in MARKS if counts[mark])}. A cell is reproduced if the mean "
-        f"training ELBO after the paper's {PAPER_STEPS:,} steps is within {CLEAR:.0f} combined +- of the paper's; "
-        "the number in brackets is the difference in nats. A single seed has no +-, so that only the paper's "
-        "counts. Runs of other lengths are not judged.",
-        map(row, dict.fromkeys(key._replace(estimator="") for key in best)),
-        row_headings=2,
-    )
+    rows = map(row, dict.fromkeys(key._replace(estimator="") for key in best))
+    return _table("verdicts", rows, cells=len(best), counts=counts, paper_steps=PAPER_STEPS, clear=CLEAR)
 
 
 def _informs(cell: Cell) -> tuple[bool, bool, int, int]:
@@ -197,63 +194,43 @@ def _so_far(cell: Cell) -> Iterator[str]:
 
 
 def _metrics(cell: Cell) -> Row:
-    shown: dict[tuple[str, str], Any] = {
-        ("validation ELBO", "validation_elbo"): number,
-        ("test ELBO", "test_elbo"): number,
-        ("test bound", "test_bound_100"): number,
-        ("gradient variance", "encoder_variance"): significant,
-        ("alpha", "alpha"): lambda value, error: number(value, 3, error=error),
+    shown: dict[str, tuple[str, Any]] = {
+        "validation_elbo": ("validation ELBO", number),
+        "test_elbo": ("test ELBO", number),
+        "test_bound_100": ("test bound", number),
+        "encoder_variance": ("gradient variance", significant),
+        "alpha": ("alpha", partial(number, decimals=3)),
     }
     row: dict[Column, Entry] = {}
-    for (heading, key), entry in shown.items():
-        found = cell.measured(key)
-        row[Column(heading, key, f"{key}_standard_error")] = (
-            Entry() if found is None else entry(found.mean, error=found.plus_minus)
-        )
+    for key, (heading, entry) in shown.items():
+        mean, plus_minus = cell.measured(key) or (None, None)
+        row[Column(heading, key, f"{key}_standard_error")] = entry(mean, error=plus_minus)
     return row
 
 
 def cells_table(content: Content) -> Table:
     """Return every cell of the sweep and of the paper with every number."""
-    rows = [
-        {
-            "likelihood": words(cell.key.likelihood),
-            "K": number(cell.key.samples, 0),
-            **_place(cell),
-            **_elbos(cell),
-            **_metrics(cell),
-        }
-        for cell in content.cells
-    ]
-    return Table.of("cells", "Cells", "", rows)
+
+    def row(cell: Cell) -> Row:
+        table = {"likelihood": words(cell.key.likelihood), "K": number(cell.key.samples, 0)}
+        return {**table, **_place(cell), **_elbos(cell), **_metrics(cell)}
+
+    return _table("cells", map(row, content.cells))
 
 
 def elbo_table(content: Content, likelihood: str, samples: int) -> Table:
     """Return the training ELBOs of one likelihood and K, measured and published, one row per cell and length."""
     planned = {cell.key[2:4] for column in content.columns(likelihood, samples) for cell in column}
     cells = [cell for cell in content.cells if cell.key[:2] == (likelihood, samples) and cell.key[2:4] in planned]
-    return Table.of(
-        f"table-k{samples}-{likelihood}",
-        f"Training ELBO, {table_title(likelihood, samples)}",
-        f"{scale(cells)}. Average ELBO over the training set after the last step, in nats per image: the mean over the "
-        "seeds +- its standard error. The paper does not say what its +- is. Runs of different lengths are in "
-        "different rows. RELAX has one sample, three evaluations of f. What was not run is empty.",
-        [{**_place(cell), **_elbos(cell)} for cell in cells],
-        row_headings=4,
-    )
+    rows, table = ({**_place(cell), **_elbos(cell)} for cell in cells), table_title(likelihood, samples)
+    return _table("elbo", rows, f"table-k{samples}-{likelihood}", scale=scale(cells), table=table)
 
 
 def metrics_table(content: Content, likelihood: str, samples: int) -> Table:
     """Return what the paper's tables do not have: the test set, the variance of the gradient, alpha."""
     cells = content.complete(likelihood, samples)
-    return Table.of(
-        f"table-k{samples}-{likelihood}-more",
-        f"Test set, variance and alpha, {table_title(likelihood, samples)}",
-        f"{scale(cells)}. Means over the seeds +- their standard errors, after the last step. The bound has 100 "
-        "samples; the variance is that of the encoder's gradient.",
-        [{**_place(cell), **_metrics(cell)} for cell in cells],
-        row_headings=4,
-    )
+    rows, table = ({**_place(cell), **_metrics(cell)} for cell in cells), table_title(likelihood, samples)
+    return _table("metrics", rows, f"table-k{samples}-{likelihood}-more", scale=scale(cells), table=table)
 
 
 def wall_clock_table(content: Content, likelihood: str, samples: int) -> Table:
@@ -274,15 +251,8 @@ def wall_clock_table(content: Content, likelihood: str, samples: int) -> Table:
             "ELBO in RLOO's time": _estimate(elbo_after(cell, affordable)),
         }
 
-    return Table.of(
-        f"table-k{samples}-{likelihood}-time",
-        f"Training ELBO against time, {table_title(likelihood, samples)}",
-        f"{scale(cells)}. The time per step is that of the sweep's benchmark, since the runs shared the machine. "
-        "Steps in RLOO's time: those that fit into the time of RLOO's run of the same length, at most all; the ELBO "
-        "after them is interpolated between evaluations.",
-        map(row, cells),
-        row_headings=4,
-    )
+    name, table = f"table-k{samples}-{likelihood}-time", table_title(likelihood, samples)
+    return _table("wall-clock", map(row, cells), name, scale=scale(cells), table=table)
 
 
 def elbo_after(cell: Cell, steps: int) -> Estimate | None:
@@ -305,7 +275,6 @@ def times_table(content: Content, name: str, workloads: Collection[str] = ("step
         ratios = [mine / theirs for mine, theirs in zip(timing.rounds, rloo.rounds, strict=True)]
         comparable = timing.workload == "step" and timing.baseline_samples == statistics.TIME_SAMPLES
         seconds = published.get(timing.estimator) if comparable else None
-        relative = None if seconds is None else seconds / published[BASELINE]
         return {
             "workload": words(timing.workload),
             "estimator": _estimator(timing.estimator),
@@ -315,24 +284,20 @@ def times_table(content: Content, name: str, workloads: Collection[str] = ("step
             Column("relative to RLOO", "relative_to_rloo"): number(timing.ratio, 2),
             Column("least", "least_of_rounds"): number(min(ratios), 2),
             Column("largest", "largest_of_rounds"): number(max(ratios), 2),
-            "paper, milliseconds": number(None if seconds is None else 1000 * seconds, 1),
-            Column("paper, relative to RLOO", "paper_relative_to_rloo"): number(relative, 2),
+            "paper, milliseconds": number(seconds and 1000 * seconds, 1),
+            Column("paper, relative to RLOO", "paper_relative_to_rloo"): number(
+                seconds and seconds / published[BASELINE]
+            ),
         }
 
-    return Table.of(
-        f"time-{name}",
-        "Time per step",
-        f"{times.library}{where}, medians over {times.rounds} rounds of {times.calls} calls; the paper's times are "
-        "from a P100 GPU. Only the ratios to RLOO can be compared; the least and the largest are those of the "
-        "rounds. RELAX has one sample, three evaluations of f; the floor is the matrix products of a step.",
-        [row(timing) for timing in times.rows if timing.workload in workloads],
-        row_headings=2,
-    )
+    rows = [row(timing) for timing in times.rows if timing.workload in workloads]
+    about = {"library": times.library, "where": where, "rounds": times.rounds, "calls": times.calls}
+    return _table("time", rows, f"time-{name}", **about)
 
 
 def toy_table(content: Content) -> Table:
     """Return the runs of the toy problem, one row per estimator."""
-    toys = content.toy
+    settings = [results.settings for results in content.toy.values()]
     rows = [
         {
             "run": words(name),
@@ -341,25 +306,15 @@ def toy_table(content: Content) -> Table:
             "estimator": _estimator(one.name),
             **summary_row(one),
         }
-        for name, results in toys.items()
+        for name, results in content.toy.items()
         for one in summarise(results)
     ]
-    iterations, seeds = (
-        _range([getattr(results.settings, key) for results in toys.values()] or [0]) for key in ("iterations", "seeds")
-    )
-    return Table.of(
-        "toy",
-        "Toy problem",
-        f"{iterations} iterations, {seeds} seeds (the paper: {ToySettings.iterations:,} iterations). Variances "
-        "relative to RLOO's, medians over iterations and seeds: along the own run, over its second half, and exactly "
-        "at the same logits over the second half.",
-        rows,
-    )
+    iterations, seeds = _range(one.iterations for one in settings), _range(one.seeds for one in settings)
+    return _table("toy", rows, iterations=iterations, seeds=seeds, paper_iterations=ToySettings.iterations)
 
 
 def runs_table(content: Content, only_incomplete: bool = False) -> Table:
     """Return the state of the runs of the sweep."""
-    runs = content.runs
     unread = content.unread
     rows = [
         {
@@ -371,16 +326,10 @@ def runs_table(content: Content, only_incomplete: bool = False) -> Table:
             "checksum": words("" if run in unread else "yes" if run.sealed else "no"),
             "why": words(run.why),
         }
-        for run in runs
+        for run in content.runs
         if not only_incomplete or run.state != "complete"
     ]
-    return Table.of(
-        "incomplete",
-        "Runs that are not complete",
-        f"{len(rows)} of the {len(runs)} runs of the sweep. Their numbers are in no mean; the curves show "
-        "unfinished runs as far as they got.",
-        rows,
-    )
+    return _table("incomplete", rows, shown=len(rows), runs=len(content.runs))
 
 
 def versions_table(content: Content) -> Table:
@@ -390,9 +339,8 @@ def versions_table(content: Content) -> Table:
     for found in (sweep.versions, *(run.versions for run in content.runs), sweep.machine):
         for name, version in found.items():
             versions.setdefault(name, {})[str(version)] = None
-    rows = [{"name": words(name), "version": words(", ".join(used))} for name, used in versions.items()]
-    caption = "Where there are several, different runs used different ones."
-    return Table.of("packages", "Versions and machine", caption, rows)
+    rows = ({"name": words(name), "version": words(", ".join(used))} for name, used in versions.items())
+    return _table("packages", rows)
 
 
 def training_charts(

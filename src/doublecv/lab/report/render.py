@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from doublecv.lab.common.charts import Chart, appearance
-from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.charts import Chart
 from doublecv.lab.common.files import inside, write_atomically
 from doublecv.lab.common.options import Option, ProgramSettings
 from doublecv.lab.common.tables import Table, one_line
 from doublecv.lab.report import frames
-from doublecv.lab.report.collect import collect, read_picture
+from doublecv.lab.report.collect import collect
 from doublecv.lab.report.frames import Content, column_title, scale, table_title, training_charts
-from doublecv.lab.report.statistics import Cell, CellKey, Estimate, make_cells, paper_elbos
+from doublecv.lab.report.statistics import CellKey, Estimate, make_cells, paper_elbos
 from doublecv.lab.sweep import plan as sweeps
 from doublecv.lab.toy import results as toy
 
@@ -56,22 +55,13 @@ def main(settings: ReportSettings) -> None:
         print(path)
 
 
-class Picture(NamedTuple):
-    """The picture of a run: a data URL, or why it cannot be shown."""
-
-    caption: str
-    url: str | None = None
-    fault: str = ""
-
-
 class Group(NamedTuple):
-    """A part of a section: tables, charts or pictures under a heading."""
+    """A part of a section: tables and charts under a heading."""
 
     heading: str = ""
     caption: str = ""
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
-    pictures: Sequence[Picture] = ()
 
 
 class Section(NamedTuple):
@@ -91,17 +81,17 @@ def write(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> 
     target = inside(folder, FOLDER)
     target.mkdir(exist_ok=True)
     shown = sections(content)
-    files = {
+    written = {
         "report.html": page(content, shown),
         "tables.md": "\n".join([*_command(content, "    "), "", *(one.to_markdown() for one in tables(shown))]),
         "tables.tex": "\n".join([LATEX, *_command(content, "% "), "", *(one.to_latex() for one in tables(shown))]),
         **_csv_files(content),
     }
-    for name in set(CSV_FILES) - files.keys():
+    for name in set(CSV_FILES) - written.keys():
         (target / name).unlink(missing_ok=True)
-    for name, text in files.items():
+    for name, text in written.items():
         write_atomically(target / name, text.encode())
-    return [target / name for name in files]
+    return [target / name for name in written]
 
 
 def read(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> Content:
@@ -114,20 +104,14 @@ def read(folder: Path, published: Mapping[CellKey, Estimate] | None = None) -> C
 
 def page(content: Content, shown: Sequence[Section]) -> str:
     """Return the page with these sections."""
-    environment = Environment(
-        loader=PackageLoader("doublecv.lab.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = PackageLoader("doublecv.lab.report", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["svg"] = Markup
-    template = environment.get_template("page.html.j2")
-    text = template.render(title=TITLE, sections=shown, content=content, policy="POLICY")
-    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]  # type: ignore[index]
+    script = files(__package__).joinpath("sort.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return text.replace('content="POLICY"', f'content="{policy}"', 1)
+    template = environment.get_template("page.html.j2")
+    return template.render(title=TITLE, sections=shown, content=content, policy=Markup(policy), script=Markup(script))
 
 
 def sections(content: Content) -> list[Section]:
@@ -137,18 +121,13 @@ def sections(content: Content) -> list[Section]:
     toys += [Group(f"Curves of {name}", charts=[*toy.charts(found).values()]) for name, found in content.toy.items()]
     found = [
         Section("cells", "Which of the paper's cells are reproduced", _tables(frames.verdicts_table(content))),
-        Section(
-            "incomplete-runs", "Runs that are not complete", _tables(frames.runs_table(content, only_incomplete=True))
-        ),
+        Section("incomplete-runs", "Runs that are not complete", _tables(frames.runs_table(content, True))),
         Section("elbo", "Training ELBO", _tables(*(frames.elbo_table(content, *key) for key in keys))),
         Section("curves", "Variance and ELBO over the steps", list(_curves(content))),
         Section("wall-clock", "Training ELBO against time", list(_against_time(content))),
-        Section(
-            "more", "Test set, variance and alpha", _tables(*(frames.metrics_table(content, *key) for key in keys))
-        ),
+        Section("more", "Test set, variance, alpha", _tables(*(frames.metrics_table(content, *key) for key in keys))),
         Section("toy-problem", "Toy problem", toys),
         Section("time", "Time per step", _tables(*(frames.times_table(content, name) for name in content.bench))),
-        Section("pictures", "Pictures", list(_pictures(content))),
         Section("versions", "Versions", _tables(frames.versions_table(content))),
     ]
     return [section for section in found if section.groups]
@@ -166,10 +145,12 @@ def _tables(*found: Table) -> list[Group]:
 
 
 def _curves(content: Content) -> Iterator[Group]:
-    for title, column in _columns(content):
-        charts = training_charts(column, "encoder_variance", "Variance") + training_charts(column, "elbo", "ELBO")
-        if charts:
-            yield Group(title, f"{scale(column)}.", charts=charts)
+    for key in content.tables:
+        for column in content.columns(*key):
+            charts = training_charts(column, "encoder_variance", "Variance") + training_charts(column, "elbo", "ELBO")
+            if charts:
+                title = f"{table_title(*key)}, {column_title(column[0].key)}, {column[0].steps:,} steps"
+                yield Group(title, f"{scale(column)}.", charts=charts)
 
 
 def _against_time(content: Content) -> Iterator[Group]:
@@ -183,40 +164,12 @@ def _against_time(content: Content) -> Iterator[Group]:
             yield Group(tables=[table], charts=charts)
 
 
-def _pictures(content: Content) -> Iterator[Group]:
-    for title, column in _columns(content):
-        pictures = [picture for cell in column if cell.complete for picture in _picture(cell)]
-        if pictures:
-            caption = "First row: images of the test set; second row: their reconstructions; below: samples."
-            yield Group(title, f"{scale(column)}. {caption}", pictures=pictures)
-
-
-def _picture(cell: Cell) -> Iterator[Picture]:
-    run = cell.complete[0]
-    caption = f"{appearance(cell.key.estimator).label}, seed {run.seed}"
-    try:
-        if (url := read_picture(run.folder)) is not None:
-            yield Picture(caption, url)
-    except (InputError, OSError) as error:
-        yield Picture(caption, fault=str(error))
-
-
-def _columns(content: Content) -> Iterator[tuple[str, list[Cell]]]:
-    for key in content.tables:
-        for column in content.columns(*key):
-            yield f"{table_title(*key)}, {column_title(column[0].key)}, {column[0].steps:,} steps", column
-
-
 def _csv_files(content: Content) -> dict[str, str]:
     times = [frames.times_table(content, name, ("gradient", "step")) for name in content.bench]
-    found: list[Table | None] = [
-        frames.cells_table(content) if content.tables else None,
-        replace(times[0], rows=tuple(row for table in times for row in table.rows)) if times else None,
-        frames.toy_table(content),
-        frames.runs_table(content),
-    ]
-    named = zip(CSV_FILES, found, strict=True)
-    return {name: table.to_csv() for name, table in named if table is not None and table.rows}
+    of_all = [replace(times[0], rows=tuple(row for table in times for row in table.rows))] if times else []
+    cells = [frames.cells_table(content)] if content.tables else []
+    found = zip(CSV_FILES, (cells, of_all, [frames.toy_table(content)], [frames.runs_table(content)]), strict=True)
+    return {name: table.to_csv() for name, tables in found for table in tables if table.rows}
 
 
 def _command(content: Content, prefix: str) -> list[str]:

@@ -35,10 +35,7 @@ ESTIMATORS = ("rloo", "double-cv", "disarm", "arms", "relax")
 
 
 class Estimate(NamedTuple):
-    """A mean and its +-: the standard error for our means; the paper does not say what its +- is.
-
-    `plus_minus` is None where there is none, as for a single seed.
-    """
+    """A mean and its +-: the standard error for our means, None for a single seed; the paper's +- is not explained."""
 
     mean: float
     plus_minus: float | None = None
@@ -50,20 +47,6 @@ def estimate(values: Sequence[float]) -> Estimate:
     .. math:: s / \sqrt{n}, \quad s^2 = \frac{1}{n - 1} \sum_i (v_i - \bar v)^2
     """
     return Estimate(fmean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else None)
-
-
-def difference_in_plus_minus(one: Estimate, other: Estimate) -> float | None:
-    r"""Return the difference of two means over their combined +-; None where one is missing or both are 0.
-
-    .. math:: (m_1 - m_2) / \sqrt{\pm_1^2 + \pm_2^2}
-
-    >>> difference_in_plus_minus(Estimate(5.0, 3.0), Estimate(-5.0, 4.0))
-    2.0
-    """
-    if one.plus_minus is None or other.plus_minus is None:
-        return None
-    combined = hypot(one.plus_minus, other.plus_minus)
-    return (one.mean - other.mean) / combined if combined > 0 else None
 
 
 class CellKey(NamedTuple):
@@ -78,13 +61,9 @@ class CellKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A cell: what was measured and what the paper published.
+    """A cell: all its runs, which have the same number of steps, and the training ELBO that the paper published.
 
-    Attributes:
-        key: its place in the tables.
-        steps: the number of steps of its runs; None if the sweep has no run for it.
-        runs: all its runs, with numbers or not.
-        paper: the paper's training ELBO, if it has this cell.
+    `steps` is None if the sweep has no run for it, and `paper` if the paper does not have this cell.
     """
 
     key: CellKey
@@ -103,10 +82,7 @@ class Cell:
         return [run for run in self.runs if run.state != "complete" and run.records.last]
 
     def measured(self, metric: str = "train_elbo") -> Estimate | None:
-        """Return the mean over the complete runs of a metric's last value; None if there is none.
-
-        `train_elbo` is the number of the paper's tables: the average ELBO over the training set after the last step.
-        """
+        """Return the mean over the complete runs of a metric's last value; None if there is none."""
         values = [run.records.last[metric] for run in self.complete if metric in run.records.last]
         return estimate(values) if values else None
 
@@ -118,11 +94,15 @@ class Cell:
 
     @property
     def difference_in_plus_minus(self) -> float | None:
-        """The difference over the combined +-, which is the paper's where a single seed has none."""
+        r"""The difference over the combined +-, :math:`(m_1 - m_2) / \sqrt{\pm_1^2 + \pm_2^2}`.
+
+        The combined +- is the paper's where a single seed has none.
+        """
         measured = self.measured()
-        if measured is None or self.paper is None:
+        if measured is None or self.difference is None or self.paper is None:
             return None
-        return difference_in_plus_minus(Estimate(measured.mean, measured.plus_minus or 0.0), self.paper)
+        combined = hypot(measured.plus_minus or 0.0, self.paper.plus_minus or 0.0)
+        return self.difference / combined if combined > 0 else None
 
     @property
     def verdict(self) -> str:
@@ -145,8 +125,7 @@ def make_cells(runs: Sequence[Run], published: Mapping[CellKey, Estimate]) -> tu
     for run, settings in planned:
         for key in _keys(settings, [other for _, other in planned]):
             found.setdefault((key, settings.steps), []).append(run)
-    run_keys = {key for key, _ in found}
-    found |= {(key, None): [] for key in published if key not in run_keys}
+    found |= {(key, None): [] for key in published.keys() - {key for key, _ in found}}
 
     def order(place: tuple[CellKey, int | None]) -> tuple[object, ...]:
         (likelihood, samples, dataset, network, estimator), steps = place
@@ -171,14 +150,10 @@ def _estimator_order(name: str) -> tuple[int, str]:
 
 def _keys(settings: TrainSettings, planned: Sequence[TrainSettings]) -> set[CellKey]:
     """Return the cells that a run belongs to: RELAX and REBAR with one sample are in the tables of every K."""
-
-    def stands_everywhere(one: TrainSettings) -> bool:
-        return one.samples == 1 and estimators.make(one.estimator, 1).needs.relaxed_points > 0
-
     tables = {settings.samples}
-    if stands_everywhere(settings):
-        others = [other for other in planned if other.likelihood == settings.likelihood]
-        tables = {other.samples for other in others if not stands_everywhere(other)} or {RELAXED_SAMPLES}
+    if settings.samples == 1 and settings.make_estimator().needs.relaxed_points:
+        others = {other.samples for other in planned if other.likelihood == settings.likelihood}
+        tables = others - {1} or {RELAXED_SAMPLES}
     place = settings.dataset, settings.network, settings.estimator
     return {CellKey(settings.likelihood, samples, *place) for samples in tables}
 
@@ -186,12 +161,11 @@ def _keys(settings: TrainSettings, planned: Sequence[TrainSettings]) -> set[Cell
 @cache
 def paper_elbos() -> dict[CellKey, Estimate]:
     """Return the paper's training ELBOs, means over five runs; RELAX is in the tables of K = 2."""
-    return {
-        CellKey(row["likelihood"], int(row["K"]), row["dataset"], row["network"], row["estimator"]): Estimate(
-            float(row["train_elbo"]), float(row["stderr"])
-        )
-        for row in _paper("train_elbo.csv")
-    }
+    found = {}
+    for row in _paper("train_elbo.csv"):
+        key = CellKey(row["likelihood"], int(row["K"]), row["dataset"], row["network"], row["estimator"])
+        found[key] = Estimate(float(row["train_elbo"]), float(row["stderr"]))
+    return found
 
 
 @cache

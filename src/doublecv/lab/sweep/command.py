@@ -16,10 +16,10 @@ from doublecv.lab.common.options import SEED, Option, ProgramSettings
 from doublecv.lab.data import NAMES as DATASETS
 from doublecv.lab.data import load
 from doublecv.lab.sweep import engine
-from doublecv.lab.sweep.plan import LOG, Only, Sweep, SweepRun, begin, claimed, cores, plan
+from doublecv.lab.sweep import plan as plans
+from doublecv.lab.sweep.engine import LOCAL, LocalWorkers, RayWorkers, ray_session
+from doublecv.lab.sweep.plan import ALL, LIKELIHOODS, LOG, NETWORKS, SEEDS, TARGETS, Only, Sweep, SweepRun, cores
 from doublecv.lab.sweep.progress import SweepProgress, duration, multiplications_per_second, work
-from doublecv.lab.sweep.ray import LOCAL, RayWorkers, ray_session
-from doublecv.lab.sweep.targets import ALL, LIKELIHOODS, NETWORKS, SEEDS, TARGETS
 from doublecv.lab.sweep.worker import single_threaded
 
 KEYS = {
@@ -31,10 +31,7 @@ KEYS = {
 }
 """The keys of --only and their values."""
 
-
-def target_names() -> tuple[str, ...]:
-    """Return the names that the command line takes for targets."""
-    return (*TARGETS, ALL)
+TARGET = Option(metavar="TARGET", positional=True, names=lambda: (*TARGETS, ALL), what="target")
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,7 @@ class ReproduceSettings(ProgramSettings):
     Example: doublecv reproduce table-k2-bernoulli --steps 20000 --seeds 1 2 --only dataset=mnist --out reproduction
     """
 
-    targets: Annotated[
-        tuple[str, ...],
-        Option(metavar="TARGET", positional=True, names=target_names, what="target"),
-    ] = ()
+    targets: Annotated[tuple[str, ...], TARGET] = ()
     """Tables and figures by name, or `all`."""
     list: bool = False
     """Show the targets, the number of their runs, and an estimate of their time on this machine."""
@@ -115,13 +109,15 @@ def main(settings: ReproduceSettings) -> None:
         show(settings.selected, settings.steps, settings.seeds, only)
         return
     assert settings.out is not None
-    wanted = plan(settings.out, settings.selected, settings.steps, settings.seeds, only, settings.as_command())
+    wanted = plans.plan(settings.out, settings.selected, settings.steps, settings.seeds, only, settings.as_command())
     if not wanted.runs:
         raise InputError(f"nothing is left of {' '.join(settings.targets)} with --only {' '.join(settings.only)}")
-    _download(wanted)
+    # Once, before many processes need them.
+    for dataset in {run.settings["dataset"] for run in wanted.runs if run.kind == "train"} - {"digits"}:
+        load(dataset)
     session = nullcontext() if settings.cluster is None else ray_session(settings.cluster, cores())
-    with session, claimed(settings.out):
-        sweep = begin(wanted)
+    with session, plans.claimed(settings.out):
+        sweep = plans.begin(wanted)
         names = {run.name for run in wanted.runs}
         runs = [run for run in sweep.runs if run.name in names]
         try:
@@ -136,26 +132,19 @@ def main(settings: ReproduceSettings) -> None:
     print(f"{_count(len(runs), 'run')} done; to look at them: doublecv report {folder}")
 
 
-def _download(wanted: Sweep) -> None:
-    """Download the data sets once, before many processes need them."""
-    for dataset in {run.settings["dataset"] for run in wanted.runs if run.kind == "train"} - {"digits"}:
-        load(dataset)
-
-
 def run_all(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepRun]:
     """Run the runs here or on Ray until all have ended or Ctrl-C was pressed; return those that failed."""
     # A benchmark measures this machine, whose name is in sweep.json, and has it for itself.
     timed, others = ([run for run in runs if (run.kind == "bench") is bench] for bench in (True, False))
     with interruption() as asked, SweepProgress(runs) as progress:
-        with closing(engine.LocalWorkers(sweep, 1, {"COLUMNS": "120"})) as one:
+        with closing(LocalWorkers(sweep, 1, {"COLUMNS": "120"})) as one:
             engine.run(timed, one, progress, asked)
-        workers = RayWorkers(sweep) if on_ray else engine.LocalWorkers(sweep, cores(), single_threaded())
+        workers = RayWorkers(sweep) if on_ray else LocalWorkers(sweep, cores(), single_threaded())
         with closing(workers):
             engine.run(others, workers, progress, asked)
     failed = [run for run in runs if progress.ended.get(run.name) == "failed"]
     for run in failed:
-        log = run.folder / LOG
-        where = f"; its log is {log}" if log.exists() else ""
+        where = f"; its log is {run.folder / LOG}" if (run.folder / LOG).exists() else ""
         print(f"failed: {run.name}: {progress.reasons[run.name]}{where}", file=sys.stderr)
     if asked():
         raise KeyboardInterrupt
@@ -163,17 +152,13 @@ def run_all(sweep: Sweep, runs: Sequence[SweepRun], on_ray: bool) -> list[SweepR
 
 
 def show(targets: Sequence[str], steps: int | None, seeds: Sequence[int], only: Only) -> None:
-    """Print the targets, the number of their runs, and an estimate of the time that they take here.
-
-    One kind of training step is measured (RLOO, K = 2, nonlinear, Bernoulli) on one core; every run takes longer in
-    proportion to its multiplications, and the cores share the runs.
-    """
+    """Print the targets, the number of their runs, and an estimate of the time that they take here."""
     from rich.console import Console
 
     from doublecv.lab.common.tables import Entry, Row, Table, number, words
 
     def row(heading: str, summary: str, *names: str) -> Row:
-        runs = plan(Path(), names, steps, seeds, only, "").runs
+        runs = plans.plan(Path(), names, steps, seeds, only, "").runs
         seconds = sum(map(work, runs)) / speed / min(cores(), max(1, len(runs)))
         shown = Entry(duration(seconds), seconds)
         return {"target": words(heading), "what it shows": words(summary), "runs": number(len(runs), 0), "time": shown}

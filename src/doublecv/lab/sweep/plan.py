@@ -1,13 +1,5 @@
 """A sweep: a folder with the runs of one or more of the paper's tables and figures, and the plan that fills it.
 
-::
-
-    from doublecv.lab.sweep import plan
-
-    sweep = plan.load(Path("results"))
-    for run in sweep.runs:
-        print(run.name, run.state(), run.settings["estimator"])
-
 sweep.json describes it and is written before the first run starts. Each run has its own folder:
 
 - kind "train": the files of `doublecv train --out` (settings.json, metrics.jsonl, pictures.png, config.json, ...);
@@ -15,29 +7,48 @@ sweep.json describes it and is written before the first run starts. Each run has
 - kind "bench": bench.json, as `doublecv bench --out` writes it.
 
 It also holds log.txt, the output of the run, and failure.txt, one line, if it failed.
+
+The tables and figures of Titsias and Shi (2022), the targets, are listed in targets.toml. A run that several of them
+show is one run: its name depends only on its settings.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta
+import msgspec
 
+from doublecv import estimators
+from doublecv.lab.bench.problem import BenchSettings
 from doublecv.lab.common import files
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import LOCK, inside, is_locked, locked, write_atomically
 from doublecv.lab.common.records import convert, read_fields, seal_document, shown
+from doublecv.lab.toy.problem import ToySettings
+from doublecv.lab.train.settings import TrainSettings
 
 FILE = "sweep.json"
 FORMAT = 1
 PAPER_STEPS = 1_000_000
 """The steps of a training run in the paper."""
+
+DATASETS = ("mnist", "fashion-mnist", "omniglot")
+LIKELIHOODS = ("bernoulli", "gaussian")
+NETWORKS = ("nonlinear", "linear")
+SEEDS = (1, 2, 3, 4, 5)
+"""The paper has five independent runs."""
+
+EVERY = ("record_every", "evaluate_every", "checkpoint_every")
 
 LOG, FAILURE, BENCH = "log.txt", "failure.txt", "bench.json"
 
@@ -49,18 +60,12 @@ Only: TypeAlias = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep.
+    """One run of a sweep: all settings of the command whose files it has, and the targets that it is part of.
 
-    Attributes:
-        name: unique in the sweep; it ends with a digest of the settings.
-        kind: the command whose files it has.
-        settings: all settings of that command, as JSON.
-        targets: the targets that it is part of. RELAX and REBAR have one sample, three evaluations of f, in the tables
-            of K = 2 and of K = 4 alike, as in the paper.
-        folder: runs/NAME in the folder of the sweep.
+    Its name is unique in the sweep and ends with a digest of the settings; its folder is runs/NAME.
     """
 
-    name: Annotated[str, Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]
+    name: Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]
     kind: Kind
     settings: dict[str, Any]
     targets: tuple[str, ...]
@@ -87,13 +92,9 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The content of a sweep's folder.
+    """The content of a sweep's folder: the runs in the order in which they are run, and the commands that made them.
 
-    Attributes:
-        command: the command that made it; one per line if there were several.
-        versions: of the packages that it was planned with.
-        machine: `processor` and `cores`.
-        runs: all runs, in the order in which they are run.
+    The versions are those of the packages that it was planned with; the machine has `processor` and `cores`.
     """
 
     folder: Path
@@ -108,11 +109,7 @@ class Sweep:
 
 
 def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
-    """Read the sweep in a folder, or raise an `InputError`.
-
-    Entries of sweep.json that cannot be read, or whose folder is a link, are put into `faults` with the reason; if it
-    is None, they are errors.
-    """
+    """Read the sweep in a folder; entries of sweep.json that cannot be read are put into `faults`, if given."""
     path = folder / FILE
     try:
         held = read_fields(path)
@@ -144,17 +141,122 @@ def as_json(sweep: Sweep) -> dict[str, Any]:
     return described
 
 
+@dataclass(frozen=True)
+class TrainTarget:
+    """Autoencoders on the three data sets, one run per estimator and seed."""
+
+    summary: str
+    samples: int
+    estimators: tuple[str, ...]
+    likelihoods: tuple[str, ...] = LIKELIHOODS
+    networks: tuple[str, ...] = NETWORKS
+
+    def runs(self, steps: int | None, seeds: Sequence[int], only: Only) -> Iterator[SweepRun]:
+        """Yield the runs, seed by seed, so that an interrupted sweep has complete tables of fewer seeds."""
+        if str(self.samples) not in only.get("samples", [str(self.samples)]):
+            return
+        length = PAPER_STEPS if steps is None else steps
+        # At least ten times per run.
+        often = max(1, length // 10)
+        every = {name: min(getattr(TrainSettings, name), often) for name in EVERY}
+        for seed, dataset, likelihood, network, estimator in product(
+            seeds,
+            only.get("dataset", DATASETS),
+            _selected(self.likelihoods, only, "likelihood"),
+            _selected(self.networks, only, "network"),
+            only.get("estimator", self.estimators),
+        ):
+            samples = own_samples(estimator, self.samples)
+            place: dict[str, Any] = {"dataset": dataset, "likelihood": likelihood, "network": network, "seed": seed}
+            settings = TrainSettings(estimator=estimator, samples=samples, steps=length, **every, **place)
+            yield _planned("train", f"{dataset}-{likelihood}-{network}-{estimator}-k{samples}-seed{seed}", settings)
+
+
+@dataclass(frozen=True)
+class ToyTarget:
+    """The toy problem, one run per dimension with all its estimators and seeds."""
+
+    summary: str
+    dimensions: dict[str, tuple[str, ...]]
+
+    def runs(self, steps: int | None, seeds: Sequence[int], only: Only) -> Iterator[SweepRun]:
+        """Yield the runs; fewer steps than the paper's iterations shorten them."""
+        if {"dataset", "likelihood", "network"} & only.keys() or "2" not in only.get("samples", ["2"]):
+            return
+        if sorted(seeds) != [*range(1, len(seeds) + 1)]:
+            raise InputError(f"the toy problem has the seeds 1, 2, ...; got --seeds {' '.join(map(str, seeds))}")
+        iterations = ToySettings.iterations if steps is None else min(steps, ToySettings.iterations)
+        for dimension, names in self.dimensions.items():
+            chosen = tuple(only.get("estimator", names))
+            settings = ToySettings(int(dimension), estimators=chosen, iterations=iterations, seeds=len(seeds))
+            yield _planned("toy", f"toy-d{dimension}", settings)
+
+
+@dataclass(frozen=True)
+class BenchTarget:
+    """The time per step, one run for all estimators and numbers of samples."""
+
+    summary: str
+    samples: tuple[int, ...]
+    estimators: tuple[str, ...]
+
+    def runs(self, steps: int | None, seeds: Sequence[int], only: Only) -> Iterator[SweepRun]:
+        """Yield the run; it depends neither on steps and seeds nor on the likelihood, which hardly changes a step."""
+        fixed = {"dataset": "fashion-mnist", "network": "nonlinear"}
+        samples = tuple(int(K) for K in _selected(tuple(map(str, self.samples)), only, "samples"))
+        if not samples or any(value not in only.get(key, [value]) for key, value in fixed.items()):
+            return
+        settings = BenchSettings(estimators=tuple(only.get("estimator", self.estimators)), samples=samples)
+        yield _planned("bench", "bench-" + "-".join(f"k{K}" for K in samples), settings)
+
+
+_CLASSES: dict[str, type[ToyTarget | TrainTarget | BenchTarget]] = {
+    "toy": ToyTarget,
+    "train": TrainTarget,
+    "bench": BenchTarget,
+}
+TARGETS = {
+    name: msgspec.convert(target, _CLASSES[kind])
+    for kind, group in msgspec.toml.decode(resources.files(__package__).joinpath("targets.toml").read_bytes()).items()
+    for name, target in group.items()
+}
+"""All targets by name, in the order of `--list`."""
+
+ALL = "all"
+"""The target that is all targets."""
+
+
+def own_samples(estimator: str, samples: int) -> int:
+    """Return K, or 1 for the relaxed control variates, which then evaluate f three times, as in the paper."""
+    if estimator not in estimators.names():
+        return samples
+    made = estimators.make(estimator, 4)
+    return made.needs.minimum_samples if made.needs.relaxed_points else samples
+
+
+def _selected(of_target: Sequence[str], only: Only, key: str) -> list[str]:
+    return [value for value in of_target if value in only.get(key, of_target)]
+
+
+def _planned(kind: Kind, name: str, settings: TrainSettings | ToySettings | BenchSettings) -> SweepRun:
+    """Name a run by the settings that differ from the defaults, so that new settings do not rename old runs."""
+    settings.check()
+    plain = settings.as_json()
+    defaults = json.loads(json.dumps({field.name: field.default for field in fields(settings)}))
+    special = {name: value for name, value in plain.items() if value != defaults[name]}
+    digest = hashlib.sha256(json.dumps(special, sort_keys=True).encode()).hexdigest()
+    return SweepRun(f"{name}-{digest[:8]}", kind, plain, (), Path())
+
+
 def plan(
     folder: Path, targets: Sequence[str], steps: int | None, seeds: Sequence[int], only: Only, command: str
 ) -> Sweep:
     """Return the sweep that the targets ask for; a run that several of them share is there once."""
-    from doublecv.lab.sweep.targets import TARGETS
-
     runs: dict[str, SweepRun] = {}
     for target in targets:
-        for name, kind, settings in TARGETS[target].runs(steps, seeds, only):
-            shared = runs[name].targets if name in runs else ()
-            runs[name] = SweepRun(name, kind, settings, (*shared, target), folder / "runs" / name)
+        for run in TARGETS[target].runs(steps, seeds, only):
+            shared = runs.get(run.name, run).targets
+            runs[run.name] = replace(run, targets=(*shared, target), folder=folder / "runs" / run.name)
     machine: dict[str, str | int] = {"processor": processor(), "cores": cores()}
     return Sweep(folder, command, files.versions(), machine, _in_order(runs.values()))
 

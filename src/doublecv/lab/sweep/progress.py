@@ -1,8 +1,7 @@
 """Display all runs of a sweep: done, running with step and ELBO, waiting, time left.
 
 The time left follows from the multiplications of the runs. A layer takes one pass of its matrix product forward and two
-backward (the gradients of its inputs and of its weights). The points of the relaxed control variates are differentiated
-twice, which takes two more.
+backward; the points of the relaxed control variates are differentiated twice, which takes two more.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublecv import estimators
 from doublecv.lab.bench.problem import STEPS
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data.catalogue import size
-from doublecv.lab.sweep.plan import SweepRun
-from doublecv.lab.sweep.targets import own_samples
+from doublecv.lab.sweep.plan import SweepRun, own_samples
 from doublecv.lab.sweep.worker import single_threaded
 from doublecv.lab.train.results import METRICS
 
@@ -46,47 +44,42 @@ TAIL = 4096
 
 
 class SweepProgress:
-    """Display a sweep on standard error; without a terminal, print one line for every run that ends."""
+    """Display a sweep on standard error: a bar on a terminal, and one line for every run that ends."""
 
     def __init__(self, runs: Sequence[SweepRun]) -> None:
         self.runs = runs
         self.ended = {run.name: "done" for run in runs if run.is_done()}
         self.reasons: dict[str, str] = {}
-        self._running: dict[str, TaskID] = {}
         self._is_stopping = False
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[state]}"))
-        hidden = not self._console.is_terminal
-        self._bars = Progress(
-            *columns, TimeRemainingColumn(), console=self._console, transient=True, disable=hidden, refresh_per_second=2
-        )
         self._work = {run.name: work(run) for run in runs}
-        self._all = self._bars.add_task("runs", total=sum(self._work.values()), state="")
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        hidden = not self._console.is_terminal
+        self._bar = Progress(*columns, console=self._console, transient=True, disable=hidden)
+        self._task = self._bar.add_task("", total=sum(self._work.values()))
 
     def __enter__(self) -> SweepProgress:
         if self.ended:
             self._say(f"{len(self.ended)} of {len(self.runs)} runs are done already")
-        self._bars.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        self._bar.stop()
 
     def show(self, submitted: Iterable[SweepRun]) -> None:
-        """Update the display; a run that was submitted is shown when it has started."""
+        """Update the bar with what is done and with the last numbers of the runs that are under way."""
+        done, shown = sum(self._work[name] for name, how in self.ended.items() if how == "done"), []
         for run in submitted:
-            if run.name not in self._running and run.state() == "running":
-                self._running[run.name] = self._bars.add_task(run.name, total=run.settings.get("steps"), state="")
-            if run.name in self._running:
-                last = last_records(run.folder)
-                state = f"{last['step']} steps  ELBO {last['elbo']:.2f}" if "elbo" in last else ""
-                self._bars.update(self._running[run.name], completed=last.get("step", 0), state=state)
-        self._bars.update(self._all, completed=self._work_done(), state=f"{len(self.ended)} ended")
+            last = last_records(run.folder)
+            if "elbo" in last:
+                done += self._work[run.name] * last["step"] / run.settings["steps"]
+                shown.append(f"{run.name}: {last['step']} steps, ELBO {last['elbo']:.2f}")
+        shown.append(f"{len(self.ended)} of {len(self.runs)} runs ended")
+        self._bar.update(self._task, completed=done, description="\n".join(shown))
 
     def end(self, run: SweepRun, how: str, reason: str = "") -> None:
         """Report that a run has ended: "done", "failed" for a reason, or "stopped"."""
-        if run.name in self._running:
-            self._bars.remove_task(self._running.pop(run.name))
         self.ended[run.name], self.reasons[run.name] = how, reason
         last = last_records(run.folder)
         if how != "stopped":
@@ -97,16 +90,9 @@ class SweepProgress:
 
     def stopping(self) -> None:
         """Report that Ctrl-C was noticed; saving takes a moment."""
-        if not self._is_stopping and self._running:
+        if not self._is_stopping:
             self._say("stopping: the runs save first")
         self._is_stopping = True
-
-    def _work_done(self) -> float:
-        done = sum(self._work[name] for name, how in self.ended.items() if how == "done")
-        for run in self.runs:
-            if run.kind == "train" and run.name in self._running:
-                done += self._work[run.name] * last_records(run.folder).get("step", 0) / run.settings["steps"]
-        return done
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -136,17 +122,14 @@ def work(run: SweepRun) -> float:
         variables = draws * settings["samples"] * settings["dimension"]
         return float(TOY_OPERATION * variables + COMPILATION * len(settings["estimators"]))
     if run.kind == "bench":
-        timed = [(name, samples) for samples in settings["samples"] for name in settings["estimators"]]
-        steps: int = STEPS * settings["calls"] * settings["rounds"]
-        return 2 * COMPILATION * len(timed) + steps * sum(
-            step_work(name, own_samples(name, samples), "nonlinear", 784, 100) for name, samples in timed
-        )
+        timed = [(name, own_samples(name, K)) for K in settings["samples"] for name in settings["estimators"]]
+        one_step = sum(step_work(name, samples, "nonlinear", 784, 100) for name, samples in timed)
+        return float(2 * COMPILATION * len(timed) + STEPS * settings["calls"] * settings["rounds"] * one_step)
     images = size(settings["dataset"])
-    encoder, decoder = _weights(settings["network"], images.pixels, settings["latents"])
     samples, steps = settings["samples"], settings["steps"]
-    one_step = step_work(
-        settings["estimator"], samples, settings["network"], images.pixels, settings["batch"], settings["latents"]
-    )
+    network, batch, latents = settings["network"], settings["batch"], settings["latents"]
+    one_step = step_work(settings["estimator"], samples, network, images.pixels, batch, latents)
+    encoder, decoder = _weights(network, images.pixels, latents)
     return float(
         COMPILATION
         + steps * one_step

@@ -14,13 +14,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from doublecv.lab.bench.problem import BenchSettings
 from doublecv.lab.common.files import locked, write_atomically
 from doublecv.lab.data.fetch import cache_folder
 from doublecv.lab.sweep.plan import BENCH, FAILURE, LOG, SweepRun, load, processor
+from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.train import settings as train_settings
 
 STOPPED = 130
@@ -48,10 +51,8 @@ def _compilation_cache() -> dict[str, str]:
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return {}
     folder = cache_folder() / f"compiled-{hashlib.sha256(processor().encode()).hexdigest()[:12]}"
-    try:
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return {}
     if not os.access(folder, os.W_OK):
         return {}
     return {
@@ -62,17 +63,21 @@ def _compilation_cache() -> dict[str, str]:
 
 
 def run(run: SweepRun, stop: Callable[[], bool], note: str = "") -> tuple[int, str]:
-    """Execute the run, or what is left of it, with its output in log.txt; return its exit status and why it failed.
+    """Execute the run, or what is left of it, until `stop`, with its output, after a note, in log.txt.
 
-    `stop` returns whether to save and stop. `note` is a line for the log.
+    Return its exit status and why it failed.
     """
     try:
-        _prepare(run)
+        if run.kind != "train":
+            run.folder.mkdir(parents=True, exist_ok=True)
+        elif not train_settings.is_started(run.folder):
+            train_settings.write(run.folder, train_settings.TrainSettings.from_json(run.settings))
+        (run.folder / FAILURE).unlink(missing_ok=True)
         with _output_to(run.folder / LOG), locked(run.folder, LOCK_TIMEOUT):
             if note:
                 print(note, flush=True)
             try:
-                {"train": _train, "toy": _toy, "bench": _bench}[run.kind](run, stop)
+                _execute(run, stop)
             except Exception:
                 traceback.print_exc()
                 raise
@@ -84,15 +89,6 @@ def run(run: SweepRun, stop: Callable[[], bool], note: str = "") -> tuple[int, s
             write_atomically(run.folder / FAILURE, f"{reason}\n".encode())
         return 1, reason
     return 0, ""
-
-
-def _prepare(run: SweepRun) -> None:
-    """Make the run's folder, for its log."""
-    if run.kind != "train":
-        run.folder.mkdir(parents=True, exist_ok=True)
-    elif not train_settings.is_started(run.folder):
-        train_settings.write(run.folder, train_settings.TrainSettings.from_json(run.settings))
-    (run.folder / FAILURE).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -115,31 +111,21 @@ def _output_to(path: Path) -> Iterator[None]:
         os.close(log)
 
 
-def _train(run: SweepRun, stop: Callable[[], bool]) -> None:
+def _execute(run: SweepRun, stop: Callable[[], bool]) -> None:
     from rich.console import Console
 
-    from doublecv.lab.train.loop import run as train
-    from doublecv.lab.train.results import Callbacks, table
-
-    def notice(sentence: str) -> None:
-        print(sentence, flush=True)
-
-    settings = train_settings.TrainSettings.from_json(run.settings)
-    Console().print(table(train(settings, run.folder, callbacks=Callbacks(notice=notice, stop=stop))))
-
-
-def _toy(run: SweepRun, stop: Callable[[], bool]) -> None:
-    from doublecv.lab.toy.problem import ToySettings
+    from doublecv.lab.bench import command as bench
     from doublecv.lab.toy.run import run_and_show
+    from doublecv.lab.train import loop, results
 
-    run_and_show(ToySettings.from_json(run.settings), run.folder)
-
-
-def _bench(run: SweepRun, stop: Callable[[], bool]) -> None:
-    from doublecv.lab.bench.command import main as bench
-    from doublecv.lab.bench.problem import BenchSettings
-
-    bench(replace(BenchSettings.from_json(run.settings), out=run.folder / BENCH))
+    if run.kind == "toy":
+        run_and_show(ToySettings.from_json(run.settings), run.folder)
+    elif run.kind == "bench":
+        bench.main(replace(BenchSettings.from_json(run.settings), out=run.folder / BENCH))
+    else:
+        settings = train_settings.TrainSettings.from_json(run.settings)
+        callbacks = results.Callbacks(notice=partial(print, flush=True), stop=stop)
+        Console().print(results.table(loop.run(settings, run.folder, callbacks=callbacks)))
 
 
 def main(folder: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from doublecv import estimators
 from doublecv.arrays import Array
-from doublecv.distributions import Bernoulli, Distribution
+from doublecv.distributions import Distribution
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.options import Option, ProgramSettings
 
@@ -31,10 +31,7 @@ class ToyProblem:
 
     (Titsias and Shi, 2022, section 5.1; Tucker et al., 2017, for D = 1.) With p0 slightly below 1/2 the best x_i is 1:
     f increases by :math:`(1 - 2 p_0) / D` when an x_i changes from 0 to 1, which is small beside the gradient of f in
-    x, whose size is about 1 / D and which points away from p0 on both sides.
-
-    Attributes:
-        target: p0.
+    x, whose size is about 1 / D and which points away from p0, here `target`, on both sides.
     """
 
     target: float = 0.499
@@ -43,20 +40,9 @@ class ToyProblem:
         r"""Return :math:`f(x)` at every x."""
         return ((x - self.target) ** 2).mean(-1)
 
-    def df(self, x: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
-        r"""Return the gradient of f in x, :math:`\frac{2}{D} (x - p_0)`."""
-        return 2 / x.shape[-1] * (x - self.target)
-
     def expected_f(self, q: Distribution) -> Float[Array, "*batch"]:
-        r"""Return the exact mean of f.
-
-        .. math:: E_q f = \frac{1}{D} \sum_i \mu_i (1 - p_0)^2 + (1 - \mu_i) p_0^2
-        """
+        r"""Return the exact mean of f, :math:`\frac{1}{D} \sum_i \mu_i (1 - p_0)^2 + (1 - \mu_i) p_0^2`."""
         return (q.mean * (1 - self.target) ** 2 + (1 - q.mean) * self.target**2).mean(-1)
-
-    def slope(self, q: Bernoulli) -> float:
-        r"""Return :math:`w = (1 - 2 p_0) / D`: :math:`f(x) = E_q f + \sum_i w (x_i - \mu_i)` at every binary x."""
-        return (1 - 2 * self.target) / q.event_shape[0]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,41 +30,26 @@ REACHED = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Hold the records of one estimator; NaN where a number does not exist or is unknown.
+    """Hold the records of one estimator; alpha is NaN where there is none.
 
     Attributes:
         variance: the variance of the gradient from fresh estimates, averaged over its coordinates.
-        exact_variance: the same, computed exactly.
         objective: E_q f, computed exactly.
         mean_probability: the mean of mu = sigmoid(logits).
         alpha: the learned coefficient alpha.
-        optimal_alpha: the alpha of least variance at the same logits, where it is known exactly.
-        exact_rloo_variance: the exact variance of RLOO with the same K at the same logits.
     """
 
     variance: Float[np.ndarray, "seeds records"]
-    exact_variance: Float[np.ndarray, "seeds records"]
     objective: Float[np.ndarray, "seeds records"]
     mean_probability: Float[np.ndarray, "seeds records"]
     alpha: Float[np.ndarray, "seeds records"]
-    optimal_alpha: Float[np.ndarray, "seeds records"]
-    exact_rloo_variance: Float[np.ndarray, "seeds records"]
-
-    @property
-    def best_variance(self) -> Float[np.ndarray, "seeds records"]:
-        """The exact variance where it is known, and the drawn variance elsewhere.
-
-        Late in a run nearly all draws are equal, so that the drawn variance is inaccurate and sometimes 0.
-        """
-        return np.where(np.isnan(self.exact_variance), self.variance, self.exact_variance)
 
 
 @dataclass(frozen=True, eq=False)
 class ToyResults:
-    """Hold the curves by estimator, with the seeds of their rows and the iterations of their records."""
+    """Hold the curves by estimator, a row per seed, and the iterations of their records."""
 
     settings: ToySettings
-    seeds: tuple[int, ...]
     iterations: Int[np.ndarray, "records"]
     curves: Mapping[str, Curves]
 
@@ -74,37 +59,29 @@ def record_iterations(settings: ToySettings) -> Int[np.ndarray, "records"]:
     return np.append(np.arange(0, settings.iterations, settings.every), settings.iterations)
 
 
-def write_metrics(results: ToyResults, file: TextIO) -> None:
+def write_metrics(results: ToyResults, path: Path) -> None:
     """Write one line per seed, estimator and record; an unknown number is left empty."""
     written = [field.name for field in fields(Curves)]
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["seed", "estimator", "iteration", *written])
-    for row, seed in enumerate(results.seeds):
-        for name, curves in results.curves.items():
-            columns = [getattr(curves, curve)[row].tolist() for curve in written]
-            for iteration, *values in zip(results.iterations.tolist(), *columns, strict=True):
-                writer.writerow([seed, name, iteration, *("" if math.isnan(value) else value for value in values)])
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["seed", "estimator", "iteration", *written])
+        for row, seed in enumerate(range(1, results.settings.seeds + 1)):
+            for name, curves in results.curves.items():
+                columns = [getattr(curves, curve)[row].tolist() for curve in written]
+                for iteration, *values in zip(results.iterations.tolist(), *columns, strict=True):
+                    writer.writerow([seed, name, iteration, *("" if math.isnan(value) else value for value in values)])
 
 
 class Summary(NamedTuple):
     """Summarise one estimator by medians over seeds and records; NaN where a number is unknown.
 
-    Attributes:
-        name: the estimator's name in the registry.
-        relative_variance: the median of the variance relative to that of RLOO's own run at the same iteration; both
-            are exact where the exact variance is known.
-        late_relative_variance: the same over the second half of the iterations.
-        late_relative_variance_at_same_logits: the median, over the second half, of the exact variance relative to the
-            exact variance of RLOO at the logits that this estimator's run reached.
-        reached: the median over the seeds of the first recorded iteration with a mean probability above 0.9,
-            infinite for a seed that has none.
-        final_objective: the mean over the seeds of the objective at the end.
+    Variances are relative to those of RLOO's own run at the same iterations, all or the late half of them. `reached` is
+    the median of the first recorded iteration with a mean probability above 0.9, infinite for a seed that has none.
     """
 
     name: str
     relative_variance: float
     late_relative_variance: float
-    late_relative_variance_at_same_logits: float
     reached: float
     final_objective: float
 
@@ -116,11 +93,10 @@ def summarise(results: ToyResults) -> tuple[Summary, ...]:
 
     def summary(name: str, curves: Curves) -> Summary:
         with np.errstate(divide="ignore", invalid="ignore"):
-            relative = curves.best_variance / (rloo.best_variance if rloo is not None else np.nan)
-            at_same_logits = curves.exact_variance / curves.exact_rloo_variance
+            relative = curves.variance / (rloo.variance if rloo is not None else np.nan)
         above = curves.mean_probability > REACHED
         reached = np.where(above.any(axis=1), iterations[above.argmax(axis=1)], np.inf)
-        medians = map(np.median, (relative, relative[:, late], at_same_logits[:, late], reached))
+        medians = map(np.median, (relative, relative[:, late], reached))
         return Summary(name, *map(float, (*medians, np.mean(curves.objective[:, -1]))))
 
     return tuple(summary(name, curves) for name, curves in results.curves.items())
@@ -128,17 +104,15 @@ def summarise(results: ToyResults) -> tuple[Summary, ...]:
 
 def summary_row(summary: Summary) -> Row:
     """Return a summary as the row of a table, without the name of its estimator."""
-    reached = summary.reached
+    _, of_run, late, reached, objective = summary
+    never = Entry("never")
     return {
-        Column("variance\n/ RLOO", "relative_variance"): significant(summary.relative_variance),
-        Column("second\nhalf", "late_relative_variance"): significant(summary.late_relative_variance),
-        Column("same\nlogits", "late_relative_variance_at_same_logits"): significant(
-            summary.late_relative_variance_at_same_logits
-        ),
-        Column(f"iterations\nto {REACHED}", f"iterations_to_{REACHED}"): (
-            number(reached, 0) if np.isfinite(reached) else Entry("never")
-        ),
-        Column("final\nobjective", "final_objective"): number(summary.final_objective, 6),
+        Column("variance\n/ RLOO", "relative_variance"): significant(of_run),
+        Column("second\nhalf", "late_relative_variance"): significant(late),
+        Column(f"iterations\nto {REACHED}", f"iterations_to_{REACHED}"): number(reached, 0)
+        if reached < np.inf
+        else never,
+        Column("final\nobjective", "final_objective"): number(objective, 6),
     }
 
 
@@ -149,16 +123,16 @@ def table(results: ToyResults) -> Table:
     return Table.of(
         "toy",
         title if settings.seeds == 1 else f"{title}s",
-        "medians over iterations and seeds; same logits: exact, second half",
+        "medians over iterations and seeds",
         [{"estimator": words(one.name), **summary_row(one)} for one in summarise(results)],
     )
 
 
 def charts(results: ToyResults) -> dict[str, Chart]:
-    """Return the figures of the paper by name, and alpha, beside the best one, where an estimator has it."""
+    """Return the figures of the paper by name, and alpha where an estimator has it."""
     settings = results.settings
     shown = {
-        "variance": ("best_variance", "gradient variance"),
+        "variance": ("variance", "gradient variance"),
         "objective": ("objective", r"objective $\mathrm{E}_q\, f(x)$"),
         "mean-probability": ("mean_probability", r"mean of $\sigma(\eta_i)$"),
         "alpha": ("alpha", r"$\alpha$"),
@@ -168,20 +142,11 @@ def charts(results: ToyResults) -> dict[str, Chart]:
         values = {estimator: getattr(curves, curve) for estimator, curves in results.curves.items()}
         known = {estimator: each for estimator, each in values.items() if np.isfinite(each).any()}
         lines = [Line(*appearance(estimator), results.iterations, each) for estimator, each in known.items()]
-        if name == "alpha":
-            lines += [_best_alpha(results, estimator) for estimator in known]
-            lines = [line for line in lines if np.isfinite(line.values).any()]
         if lines:
             title = f"{name.replace('-', ' ')}, D = {settings.dimension}, K = {settings.samples}"
             reading = "Median over the seeds; band: from the least to the largest."
             found[name] = Chart(title, lines, "iteration", label, "median", name == "variance", None, reading)
     return found
-
-
-def _best_alpha(results: ToyResults, estimator: str) -> Line:
-    look = appearance(estimator)
-    values = np.median(results.curves[estimator].optimal_alpha, axis=0, keepdims=True)
-    return Line(f"{look.label}, best", look.colour, "dotted", results.iterations, values)
 
 
 def write_figures(results: ToyResults, folder: Path) -> list[Path]:

@@ -5,9 +5,8 @@ A checkpoint is a folder that is written under another name and renamed when it 
     checkpoint-000002000/state.safetensors      every array of the state, by its path in the tree
     checkpoint-000002000/checkpoint.json        step, length of the metrics, identity of the run, checksums
 
-The last two checkpoints are kept. One whose content does not match its checksums is skipped. Orbax does the same with
-retention policies and for many hosts, but does not promise the same bytes for the same state, which the tests of
-interrupted runs compare.
+The last two are kept, and one that does not match its checksums is skipped. Orbax does the same, and for many hosts,
+but does not promise the same bytes for the same state, which the tests of interrupted runs compare.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class Damaged(ValueError):
 def save(folder: Path, state: Any, step: int, metrics_bytes: int, identity: Mapping[str, Any]) -> Path:
     """Write a checkpoint completely or not at all, and remove all but the last two.
 
-    `step` is the next step, `metrics_bytes` the length of the metrics that belong to the state, a tree of arrays, and
-    `identity` what is being run, as JSON: only the same run can be resumed from this checkpoint.
+    `step` is the next step, `metrics_bytes` the length of the metrics that belong to the state, and `identity` what is
+    being run, as JSON: only the same run can be resumed from this checkpoint.
     """
     arrays = map(np.asarray, jax.tree.leaves(state))
     tensors = format_tensors(dict(zip(_names(state), arrays, strict=True)))
@@ -65,7 +64,7 @@ def save(folder: Path, state: Any, step: int, metrics_bytes: int, identity: Mapp
         "state_sha256": hashlib.sha256(tensors).hexdigest(),
         "identity": identity,
     }
-    partial, final = folder / PARTIAL, folder / f"{PREFIX}{step:09d}"
+    partial, final = folder / PARTIAL, path_of(folder, step)
     remove(partial)
     try:
         partial.mkdir()
@@ -84,16 +83,15 @@ def save(folder: Path, state: Any, step: int, metrics_bytes: int, identity: Mapp
     return final
 
 
+def path_of(folder: Path, step: int) -> Path:
+    """Return the folder of the checkpoint after some steps."""
+    return folder / f"{PREFIX}{step:09d}"
+
+
 def paths(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, the newest first."""
-    found = (path for path in folder.glob(f"{PREFIX}*") if path.is_dir() and step_of(path) is not None)
-    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
-
-
-def step_of(path: Path) -> int | None:
-    """Return the step in the name of a checkpoint; None if the name is not that of a checkpoint."""
-    number = path.name.removeprefix(PREFIX)
-    return int(number) if number.isdecimal() else None
+    found = [path for path in folder.glob(f"{PREFIX}[0-9]*") if path.is_dir()]
+    return sorted(found, key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def load_newest(
@@ -111,10 +109,8 @@ def load_newest(
         except Damaged as error:
             damaged(f"{path} is damaged ({error})")
     if found:
-        raise InputError(
-            f"no checkpoint in {folder} is intact: {', '.join(path.name for path in found)}; "
-            f"remove them to start again from step 0"
-        )
+        names = ", ".join(path.name for path in found)
+        raise InputError(f"no checkpoint in {folder} is intact: {names}; remove them to start again from step 0")
     return None
 
 
@@ -128,14 +124,12 @@ def _load(path: Path, like: Any, identity: Mapping[str, Any]) -> Checkpoint:
         raise Damaged(str(error)) from error
     if sorted(description) != FIELDS:
         raise Damaged(f"{DESCRIPTION} has the fields {', '.join(description)}, expected {', '.join(FIELDS)}")
-    if description["step"] != step_of(path):
+    if path != path_of(path.parent, description["step"]):
         raise Damaged(f"it was renamed: {DESCRIPTION} says step {description['step']}")
     for name, wanted in identity.items():
         if (given := description["identity"].get(name)) != wanted:
-            raise InputError(
-                f"{path} belongs to a different run: {name.replace('_', ' ')} is {_short(given)} in the checkpoint, "
-                f"{_short(wanted)} here"
-            )
+            name = name.replace("_", " ")
+            raise InputError(f"{path} belongs to a different run: {name} is {given} in the checkpoint, {wanted} here")
     if (found := hashlib.sha256(content).hexdigest()) != description["state_sha256"]:
         raise Damaged(f"{TENSORS} has sha256 {found[:12]}..., expected {description['state_sha256'][:12]}...")
     try:
@@ -166,7 +160,3 @@ def remove(folder: Path) -> None:
     """Remove a checkpoint if it exists."""
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def _short(value: Any) -> str:
-    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

@@ -1,14 +1,5 @@
 """Run the training: chunks of compiled steps, with metrics, evaluations and checkpoints between them.
 
-::
-
-    from doublecv.lab.train.loop import run
-    from doublecv.lab.train.settings import TrainSettings
-
-    (result,) = run(TrainSettings(estimator="double-cv", steps=2000))
-    result.final["test_elbo"]
-    result.curve("encoder_variance")          # steps and values
-
 With a folder, the run can be interrupted at any moment, also by ``kill -9``. Called again with the same settings and
 folder it resumes from its last checkpoint and ends with the same bits as an uninterrupted run. Called with more steps
 it extends the run, and ends with the same bits as a run that had that many steps from the start.
@@ -20,6 +11,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -29,10 +21,10 @@ import numpy as np
 
 from doublecv.estimators import Learned, LinearEstimator
 from doublecv.lab.common import files
-from doublecv.lab.common.devices import Devices, devices_for
+from doublecv.lab.common.devices import Devices, any_process, check_same, devices_for, is_first
 from doublecv.lab.common.errors import InputError
 from doublecv.lab.data import Dataset, load
-from doublecv.lab.train import checkpoint, distributed
+from doublecv.lab.train import checkpoint
 from doublecv.lab.train import settings as train_settings
 from doublecv.lab.train.results import Callbacks, Interrupted, Metrics, NotFinite, TrainResult, has_end
 from doublecv.lab.train.settings import TrainSettings
@@ -56,12 +48,9 @@ def run(
 ) -> tuple[TrainResult, ...]:
     """Train, or resume what was started in the folder, and return one result per seed.
 
-    Args:
-        settings: the settings; `settings.out` and `settings.resume` are not used here.
-        folder: the folder for metrics, checkpoints and pictures: a new one, or one in which the same run was started.
-            Without it nothing is written. Several seeds that do not run in parallel get subfolders.
-        dataset: the images; by default `settings.dataset` is loaded.
-        callbacks: functions that are called during training.
+    The folder for metrics, checkpoints and pictures is a new one, or one in which the same run was started; without it
+    nothing is written. Several seeds that do not run in parallel get subfolders. `settings.out` and `settings.resume`
+    are not used here, and `settings.dataset` is loaded if no images are given.
     """
     settings.check()
     images = load(settings.dataset, settings.data_dir) if dataset is None else dataset
@@ -106,26 +95,22 @@ def identity(settings: TrainSettings, dataset: Dataset) -> dict[str, Any]:
 def _run(
     settings: TrainSettings, folder: Path | None, dataset: Dataset, callbacks: Callbacks, devices: Devices
 ) -> tuple[TrainResult, ...]:
-    written = folder if distributed.is_first() else None
-    if written is not None:
-        _start_or_extend(written, settings)
+    written = folder if is_first() else None
+    if written is not None and not train_settings.is_started(written):
+        train_settings.write(written, settings)
+    elif written is not None:
+        held = train_settings.check_same_run(written, settings)
+        if settings.steps > held.steps:
+            _extend(written, held, settings)
     if settings.seeds == 1 or settings.parallel_seeds:
         return Run(settings, folder, dataset, callbacks, devices).run()
     results: list[TrainResult] = []
     for seed in settings.seed_numbers:
-        results += _run(settings.of_seed(seed), folder and folder / f"seed-{seed}", dataset, callbacks, devices)
+        of_seed = replace(settings, seed=seed, seeds=1)
+        results += _run(of_seed, folder and folder / f"seed-{seed}", dataset, callbacks, devices)
     if written is not None:
         files.write_config(written, "train", settings.as_json())
     return tuple(results)
-
-
-def _start_or_extend(folder: Path, settings: TrainSettings) -> None:
-    if not train_settings.is_started(folder):
-        train_settings.write(folder, settings)
-        return
-    held = train_settings.check_same_run(folder, settings)
-    if settings.steps > held.steps:
-        _extend(folder, held, settings)
 
 
 def _extend(folder: Path, held: TrainSettings, settings: TrainSettings) -> None:
@@ -136,9 +121,7 @@ def _extend(folder: Path, held: TrainSettings, settings: TrainSettings) -> None:
     """
     (folder / files.CONFIG).unlink(missing_ok=True)
     if held.steps % held.evaluate_every:
-        for path in checkpoint.paths(folder):
-            if checkpoint.step_of(path) == held.steps:
-                checkpoint.remove(path)
+        checkpoint.remove(checkpoint.path_of(folder, held.steps))
     train_settings.rewrite(folder, settings)
 
 
@@ -150,9 +133,9 @@ class Run:
     ) -> None:
         self.settings, self.folder, self.dataset, self.callbacks = settings, folder, dataset, callbacks
         self.identity = identity(settings, dataset)
-        distributed.check_same(self.identity | {"steps": settings.steps})
+        check_same(self.identity | {"steps": settings.steps})
         self.devices = devices
-        self.written = folder if distributed.is_first() else None
+        self.written = folder if is_first() else None
         self.seeds = settings.seed_numbers
         self.program: Program = make_step(settings, dataset, self.seeds if settings.parallel_seeds else None, devices)
         self.seconds: list[tuple[float, int]] = []
@@ -180,7 +163,7 @@ class Run:
         if self.folder is not None:
             like = jax.eval_shape(self.program.start)
             loaded = checkpoint.load_newest(self.folder, like, self.identity, self.callbacks.notice)
-        distributed.check_same({"last_checkpoint": loaded and loaded.step, "end": finished})
+        check_same({"last_checkpoint": loaded and loaded.step, "end": finished})
         if loaded is None:
             return 0, self.program.start(), 0
         self.callbacks.notice(f"resuming from {loaded.path}")
@@ -201,9 +184,10 @@ class Run:
             self.callbacks.progress(self.seeds[0], step, records[0], 1 / self._seconds_per_step(last=True))
             if step % self.settings.evaluate_every == 0 or step == self.settings.steps:
                 self.metrics.append([self._evaluation(step, *pair) for pair in self._per_seed(here)])
-            stop = distributed.any_process(self.callbacks.stop())
-            if step % self.settings.checkpoint_every == 0 or step == self.settings.steps or stop:
-                self._save(here, step)
+            stop = any_process(self.callbacks.stop())
+            due = step % self.settings.checkpoint_every == 0 or step == self.settings.steps or stop
+            if due and self.written is not None:
+                checkpoint.save(self.written, here, step, self.metrics.sync(), self.identity)
             if stop:
                 raise Interrupted(f"stopped after step {step}")
         return state
@@ -211,9 +195,9 @@ class Run:
     def _check_finite(self, report: Report) -> None:
         bad = report.first_bad_step[report.first_bad_step >= 0]
         if bad.size:
+            remedy = f"a smaller --learning-rate than {self.settings.rate} may help"
             raise NotFinite(
-                f"the loss or a gradient was not finite at step {bad.min()}; {self._last_checkpoint()}; "
-                f"a smaller --learning-rate than {self.settings.rate} may help"
+                f"the loss or a gradient was not finite at step {bad.min()}; {remedy}; {self._last_checkpoint()}"
             )
 
     def _per_seed(self, state: State) -> Iterator[tuple[int, State]]:
@@ -230,10 +214,9 @@ class Run:
         ]
 
     def _evaluation(self, step: int, seed: int, state: State) -> dict[str, Any]:
-        sets = {"train": self.dataset.train, "validation": self.dataset.validation}
         found: dict[str, Any] = {"kind": "evaluation", "step": step, "seed": seed}
-        for part, (name, images) in enumerate(sets.items()):
-            key = key_of(state, EVALUATE, step, part)
+        for part, name in enumerate(("train", "validation")):
+            images, key = getattr(self.dataset, name), key_of(state, EVALUATE, step, part)
             both = bounds(state.model, images, key, self.settings.evaluation_samples)
             found[f"{name}_elbo"] = both.elbo
             if self.settings.objective == "iwae":
@@ -257,18 +240,13 @@ class Run:
             files.write_config(self.written, "train", self.settings.as_json())
 
     def _stop_if_requested(self) -> None:
-        if distributed.any_process(self.callbacks.stop()):
+        if any_process(self.callbacks.stop()):
             raise Interrupted("stopped in the last evaluation")
 
-    def _save(self, state: State, step: int) -> None:
-        if self.written is not None:
-            checkpoint.save(self.written, state, step, self.metrics.sync(), self.identity)
-
     def _last_checkpoint(self) -> str:
-        kept = checkpoint.paths(self.folder) if self.folder is not None else []
-        if not kept:
-            return "there is no checkpoint yet"
-        return f"the last good checkpoint is {kept[0]}; to resume from it: doublecv train --resume {self.folder}"
+        for path in checkpoint.paths(self.folder) if self.folder is not None else ():
+            return f"the last good checkpoint is {path}; to resume from it: doublecv train --resume {self.folder}"
+        return "there is no checkpoint yet"
 
     def _seconds_per_step(self, last: bool = False) -> float:
         """Return the mean over all chunks but the first, which includes compilation, or the time of the last one."""

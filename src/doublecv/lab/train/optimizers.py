@@ -40,10 +40,6 @@ def adam(learning_rate: float, first_decay: float = 0.9) -> optax.GradientTransf
 
     The argument `scale` of `update` multiplies the step. A factor that depends on all gradients makes every update wait
     for the last use of the old parameters, so that XLA updates them in place, without a copy.
-
-    Args:
-        learning_rate: :math:`\eta`.
-        first_decay: :math:`\beta_1`.
     """
 
     def init(parameters: Any) -> AdamState:
@@ -77,14 +73,9 @@ class Tracker(NamedTuple):
     """Hold exponential averages (0.999), from which the variance of the gradient during a run is computed.
 
     A run draws one gradient per step, so the averages are over gradients at slowly changing parameters and on changing
-    batches: the variance includes the noise of the batches and that of the samples.
-
-    Attributes:
-        encoder: the gradient of the loss, a mean over the batch, in the parameters of the encoder. The variance is the
-            average of the square, which Adam already has, minus the square of the average, both debiased, averaged
-            over the components.
-        logits: the gradient of one example's loss in its logits, averaged over the batch and the steps.
-        logits_square: the same of its square.
+    batches: the variance includes the noise of the batches and that of the samples. It is the average of the square
+    minus the square of the average, both debiased, averaged over the components. `encoder` is of the gradient in the
+    parameters of the encoder, whose square Adam has; `logits` of the gradient of one example's loss in its logits.
     """
 
     encoder: Any

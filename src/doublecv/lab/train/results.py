@@ -1,11 +1,10 @@
 """Define what a training run returns and reports: metrics.jsonl, results, and a table.
 
-metrics.jsonl has one JSON object per line, in the order of the steps. Every line has `kind`, `step` (the number of
-steps done), `seed`, and a `checksum` of all lines up to it (`doublecv.lab.common.records`):
+metrics.jsonl has one JSON object per line, in the order of the steps, with `kind`, `step`, the number of steps done,
+`seed`, and a `checksum` (`doublecv.lab.common.records`):
 
-- "train", after each chunk: `elbo` (`bound` for the importance weighted bound), the mean over the steps since the
-  previous line; `encoder_variance` and `logits_variance` (see `optimizers.Tracker`); the estimator's scalar
-  coefficients, such as `alpha`;
+- "train", after each chunk: `elbo` (`bound` for the importance weighted bound), the mean over the steps of the chunk;
+  `encoder_variance` and `logits_variance` (`optimizers.Tracker`); scalar coefficients, such as `alpha`;
 - "evaluation": `train_elbo` and `validation_elbo` over the complete sets, and for the importance weighted bound with S
   samples `train_bound_S` and `validation_bound_S`;
 - "final": `test_elbo`, and the multi-sample bounds.
@@ -19,14 +18,15 @@ This module imports neither JAX nor the training program.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from doublecv.lab.common.errors import InputError
+from doublecv.lab.common.files import locked
 from doublecv.lab.common.records import LineReader, seal_line
 from doublecv.lab.common.tables import Table, number, significant, words
 from doublecv.lab.train.settings import TrainSettings
@@ -46,20 +46,16 @@ class NotFinite(InputError):
     """Signal that a loss or a gradient was infinite or not a number."""
 
 
-def _ignore(*_: Any) -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True)
 class Callbacks:
-    """Hold the functions that are called during training.
+    """Hold functions that are called during training.
 
-    `progress` is called after each chunk with the seed, the number of steps done, the last record, and steps per
-    second; `notice` with a sentence that the user should read; `stop` after each chunk, to save and stop if it is True.
+    `progress` gets the seed, the number of steps done, the last record, and steps per second after each chunk; `notice`
+    a sentence that the user should read; `stop` returns after each chunk whether to save and stop.
     """
 
-    progress: Callable[[int, int, Mapping[str, Any], float], None] = _ignore
-    notice: Callable[[str], None] = _ignore
+    progress: Callable[[int, int, Mapping[str, Any], float], None] = lambda *_: None
+    notice: Callable[[str], None] = lambda _: None
     stop: Callable[[], bool] = lambda: False
 
 
@@ -86,8 +82,8 @@ class TrainResult:
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps at which a metric was recorded, and its values."""
-        points = [(record["step"], record[name]) for record in self.records if name in record]
-        return [step for step, _ in points], [value for _, value in points]
+        records = [record for record in self.records if name in record]
+        return [record["step"] for record in records], [record[name] for record in records]
 
 
 def table(results: Sequence[TrainResult]) -> Table:
@@ -108,36 +104,27 @@ def table(results: Sequence[TrainResult]) -> Table:
         for one in results
     ]
     title = f"{settings.dataset}, {settings.likelihood} likelihood, {settings.network}, K = {settings.samples}"
-    title += (
-        "" if settings.objective == "elbo" else f", trained on the bound with {settings.bound_samples_train} samples"
-    )
+    if settings.objective == "iwae":
+        title += f", trained on the bound with {settings.bound_samples_train} samples"
     caption = "nats per image; variance of the encoder's gradient"
     return Table.of("train", f"{title}, {settings.steps} steps", caption, rows)
 
 
 class Metrics:
-    """Keep the records of a run in memory and, if there is a folder, in its file.
-
-    Args:
-        folder: the folder of the run; None to keep the records in memory only.
-        length: the number of bytes of the file to keep; the rest is cut off. None keeps all.
-    """
+    """Keep the records of a run in memory and, if there is a folder, in its file, of which `length` bytes are kept."""
 
     def __init__(self, folder: Path | None, length: int | None = 0) -> None:
         self.records: list[dict[str, Any]] = []
-        self._file = None
+        self._file: BinaryIO | None = None
         self._checksum, self._sealed = 0, True
         if folder is None:
             return
-        path = folder / METRICS
-        self._lock = FileLock(folder / LOCK, timeout=0)
-        try:
-            self._lock.acquire()
-        except Timeout as error:
-            raise InputError(f"another process is training in {folder}; wait for it, or name another folder") from error
-        self._file = path.open("r+b" if path.exists() else "w+b")
-        try:
-            size = os.fstat(self._file.fileno()).st_size
+        self._open = ExitStack()
+        with self._open as opened:
+            path = folder / METRICS
+            opened.enter_context(locked(folder, name=LOCK))
+            file = opened.enter_context(path.open("r+b" if path.exists() else "w+b"))
+            size = os.fstat(file.fileno()).st_size
             length = size if length is None else length
             if size < length:
                 raise InputError(f"{path} has {size} bytes, the checkpoint says {length}: it was cut off")
@@ -145,11 +132,9 @@ class Metrics:
                 reader = LineReader(path, length)
                 self.records = list(reader)
                 self._checksum, self._sealed = reader.checksum, reader.sealed
-            self._file.seek(length)
-            self._file.truncate()
-        except BaseException:
-            self.close()
-            raise
+            file.seek(length)
+            file.truncate()
+            self._file, self._open = file, opened.pop_all()
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records."""
@@ -175,13 +160,11 @@ class Metrics:
     def close(self) -> None:
         """Close the file; the records stay in memory."""
         if self._file is not None:
-            self._file.close()
-            self._lock.release()
+            self._open.close()
 
 
 def has_end(folder: Path) -> bool:
     """Return whether the last line of a run's metrics is that of a complete run; without it the run is resumed."""
-    kind = None
-    for record in LineReader(folder / METRICS) if (folder / METRICS).exists() else ():
-        kind = record["kind"]
-    return kind == "final"
+    path = folder / METRICS
+    last = deque(LineReader(path), maxlen=1) if path.exists() else ()
+    return any(record["kind"] == "final" for record in last)

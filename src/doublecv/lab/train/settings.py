@@ -1,13 +1,8 @@
-"""Define the settings of a training run and read and write them in its folder.
-
-The command line, the Python interface, the run's folder and its checkpoints all use the one class `TrainSettings`. This
-module does not import JAX, so that ``--help``, the report and the checks of the arguments need not wait for it.
-"""
+"""Define the settings of a training run, and read and write them in its folder. This module does not import JAX."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -138,10 +133,7 @@ class TrainSettings(ProgramSettings):
 
     @property
     def coefficient_rate(self) -> float:
-        """The learning rate of the estimator's coefficients.
-
-        The relaxed control variates use the model's rate, as in the program of Titsias and Shi (2022).
-        """
+        """The learning rate of the coefficients, for relaxed control variates that of the model, as in the paper."""
         if self.coefficient_learning_rate is not None:
             return self.coefficient_learning_rate
         return self.rate if self.make_estimator().needs.relaxed_points else COEFFICIENT_LEARNING_RATE
@@ -159,10 +151,8 @@ class TrainSettings(ProgramSettings):
     @property
     def evaluations(self) -> int:
         """The number of points at which one estimate evaluates the model."""
-        if self.estimator in BOUND_ESTIMATORS:
-            return self.samples * self.bound_samples_train
-        evaluations = self.make_estimator().evaluations
-        return evaluations if self.objective == "elbo" else evaluations * self.bound_samples_train
+        groups = self.samples if self.estimator in BOUND_ESTIMATORS else self.make_estimator().evaluations
+        return groups if self.objective == "elbo" else groups * self.bound_samples_train
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:
@@ -187,15 +177,8 @@ class TrainSettings(ProgramSettings):
             return BOUND_ESTIMATORS[self.estimator](samples=self.bound_samples_train)
         return estimators.make(self.estimator, self.samples)
 
-    def of_seed(self, seed: int) -> TrainSettings:
-        """Return the settings of one of the seeds."""
-        return replace(self, seed=seed, seeds=1, parallel_seeds=False)
-
     def defaults(self) -> TrainSettings | None:
-        """Return the settings that replace the defaults of options that were not given.
-
-        They are those of the resumed run, or for the importance weighted bound its own estimator with one group.
-        """
+        """Return what replaces the defaults: the settings of the resumed run, or the estimator of the bound."""
         if self.resume is None:
             return None if self.objective == "elbo" else TrainSettings(estimator="vimco-double-cv", samples=1)
         held = replace(read(self.resume), devices=self.devices)
@@ -229,10 +212,7 @@ class TrainSettings(ProgramSettings):
         if self.objective == "iwae" and self.decoder_samples == "independent":
             raise InputError("--decoder-samples independent is for --objective elbo; leave it out")
         if self.objective == "elbo" and self.bound_samples_train != BOUND_SAMPLES_TRAIN:
-            raise InputError(
-                "--bound-samples-train is for --objective iwae; for samples of the bound on the test set at the end, "
-                "--bound-samples"
-            )
+            raise InputError("--bound-samples-train is for --objective iwae; the bound of a test has --bound-samples")
 
     def _check_processes(self) -> None:
         if self.process >= self.processes:
@@ -264,16 +244,12 @@ class TrainSettings(ProgramSettings):
         if family not in estimator.needs.families:
             raise InputError(f"{name} needs binary latents; for --latent categorical use rloo or double-cv")
         if self.network == "two-layer" and not estimator.needs.path:
-            raise InputError(
-                f"{name} needs independent latents; for --network two-layer use rloo, double-cv or quadratic-double-cv"
-            )
+            raise InputError(f"{name} needs independent latents; for --network two-layer use quadratic-double-cv")
 
 
 def write(folder: Path, settings: TrainSettings) -> None:
     """Claim a new or empty folder and write the settings into it."""
-    with suppress(NotADirectoryError):
-        (folder / f".{FILE}-partial").unlink(missing_ok=True)
-    files.claim(folder, settings.as_json())
+    files.claim(folder, f".{FILE}-partial")
     rewrite(folder, settings)
 
 

@@ -107,20 +107,9 @@ class VAE(eqx.Module):
     With two layers, x is the pair (x1, x2), q(x1, x2 | y) = q(x1 | y) q(x2 | x1), and the model is p(x2) p(x1 | x2)
     p(y | x1), as in the multi-layer experiments of Dong, Mnih and Tucker (2020).
 
-    Args:
-        pixels: the number of pixels.
-        latents: the number of latent variables.
-        key: a random key.
-        categories: the number of categories of a latent variable; None for binary ones.
-        hidden: the widths of the hidden layers of the encoder and of the decoder; () for the linear network.
-        likelihood: "bernoulli" or "gaussian".
-        two_layers: whether there is a second layer of as many binary latents.
-
-    Attributes:
-        encoder: the network from y to the logits of q, or of its first layer.
-        decoder: the network from x, or from its first layer, to the logits of the pixels, or to their means.
-        upper: the second layer, or None.
-        raw_variance: r, for the Gaussian likelihood; otherwise None.
+    The encoder is the network from y to the logits of q, or of its first layer, the decoder that from x, or from its
+    first layer, to the logits of the pixels, or to their means. `hidden` has the widths of the hidden layers of both,
+    () for the linear network; `categories` is None for binary latents, and `raw_variance` is r.
     """
 
     encoder: Network
@@ -175,12 +164,9 @@ class VAE(eqx.Module):
         upper_shift: Float[Array, "*batch logits"] | float = 0.0,
         copies: int = 1,
     ) -> Any:
-        """Return q(x | y), a `Posterior`, from the output of the encoder at y.
+        """Return q(x | y), a `Posterior`, of so many independent copies of x, from the output of the encoder at y.
 
-        Args:
-            logits: the output of the encoder.
-            upper_shift: what is added to the logits of the second layer, if there is one.
-            copies: the number of independent copies of x that are the variables of the result, one behind the other.
+        `upper_shift` is added to the logits of the second layer, if there is one.
         """
         logits = jnp.concatenate([logits] * copies, axis=-1)
         if (upper := self.upper) is None:

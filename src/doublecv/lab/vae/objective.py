@@ -38,17 +38,11 @@ def importance_weighted_bound(
     The bound has a gradient through :math:`\log q` whose mean is not 0. `MultiSampleBound(held=True)` adds it to that
     of an f in which q is held constant; for the other estimators q is not held constant.
 
-    Args:
-        model: the autoencoder.
-        y: the images.
-        q: the posterior of one sample.
-        samples: S.
-        joint: whether f is the bound as a function of S samples that are the variables of one distribution
-            (`VAE.posterior` with `copies`), which any estimator takes; otherwise f is :math:`\log w`, which an
-            estimator of the bound takes.
+    A `joint` f is the bound as a function of S samples that are the variables of one distribution (`VAE.posterior` with
+    `copies`), which any estimator takes; otherwise f is :math:`\log w`, which an estimator of the bound takes.
     """
     if not joint:
-        return lambda x: log_weight(model, y, q.detach(), x)
+        return elbo(model, y, q)
 
     def split(x: Array) -> Array:
         batch = y.ndim - 1
@@ -65,12 +59,7 @@ def log_weight(model: VAE, y: Any, q: Posterior, x: Any) -> Float[Array, "K *bat
 
 
 class Bounds(NamedTuple):
-    r"""Hold means over a set of images, in nats per image.
-
-    Attributes:
-        elbo: :math:`E_q[\log p(y, x) - \log q(x | y)]`, from S samples per image.
-        multi_sample: :math:`E[\log \frac{1}{S} \sum_s p(y, x_s) / q(x_s | y)]` (Burda, Grosse and Salakhutdinov, 2016).
-    """
+    """Hold means over a set of images, in nats per image: of the ELBO and of the bound with S samples."""
 
     elbo: float
     multi_sample: float
@@ -85,8 +74,7 @@ def bounds(
 ) -> Bounds:
     """Estimate both bounds over a set of images, with `samples` independent samples per image.
 
-    Images are processed in blocks, so that memory does not grow with the set. Binarised data are drawn once per image.
-    `between_blocks` may raise an exception to stop early.
+    Binarised data are drawn once per image. `between_blocks` of images may raise an exception to stop early.
     """
     group = max(1, POINTS // samples)
     block = group * max(1, BLOCK // group)

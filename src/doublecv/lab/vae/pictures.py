@@ -40,13 +40,10 @@ def _pixels(model: VAE, x: Any) -> Float[np.ndarray, "*images pixels"]:
     """Return the mean of p(y | x), scaled to [0, 1]."""
     output = model.decode(x)
     mean = (output + 1) / 2 if model.likelihood == "gaussian" else jax.nn.sigmoid(output)
-    pixels: np.ndarray = np.clip(np.asarray(mean), 0, 1)
-    return pixels
+    return np.asarray(mean).clip(0, 1)
 
 
-def _grid(
-    images: Float[np.ndarray, "images pixels"], height: int, width: int
-) -> Float[np.ndarray, "grid_height grid_width"]:
+def _grid(images: Float[np.ndarray, "images pixels"], height: int, width: int) -> Float[np.ndarray, "height width"]:
     rows = len(images) // COLUMNS
     framed = np.pad(images.reshape(rows, COLUMNS, height, width), ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=0.5)
     grid = framed.transpose(0, 2, 1, 3).reshape(rows * (height + 1), COLUMNS * (width + 1))

@@ -47,17 +47,11 @@ class VarianceSettings(ProgramSettings):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Hold the variance of one estimator at one model.
+    """Hold the variance of one estimator at the model of a run.
 
-    Attributes:
-        run: the folder of the run that trained the model.
-        steps: the number of steps that it was trained.
-        trained_with: the estimator that it was trained with.
-        evaluations: the number of points at which one estimate evaluates the model.
-        variance: the variance of an image's gradient in the logits, averaged over images and logits. The gradient in a
-            logit of a second layer, of which every sample has its own, is the sum over the samples.
-        relative: the variance divided by that of RLOO, or of VIMCO for a bound, with the same K.
-        bound_samples: S, for a model that was trained on the bound with S samples; 1 for one trained on the ELBO.
+    The variance is that of an image's gradient in the logits, averaged over images and logits. The gradient in a logit
+    of a second layer, of which every sample has its own, is the sum over the samples. `relative` is the variance over
+    that of RLOO, or of VIMCO for a bound, with the same K; `bound_samples` is S, 1 for a model trained on the ELBO.
     """
 
     run: str
@@ -74,6 +68,16 @@ class Measurement:
     network: str = "nonlinear"
     bound_samples: int = 1
 
+    @property
+    def model(self) -> tuple[str, str, str, int, int]:
+        """What the measurements of one table have in common."""
+        return self.dataset, self.likelihood, self.network, self.bound_samples, self.steps
+
+    @property
+    def first(self) -> str:
+        """The estimator that the variances are relative to."""
+        return "RLOO" if self.bound_samples == 1 else "VIMCO"
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -86,29 +90,26 @@ class Numbers:
 
 def main(settings: VarianceSettings) -> None:
     """Measure all runs and write the results after each measurement."""
-    from rich.console import Console
-
     from doublecv.lab.variance.measure import measure
 
     settings.check()
-    console, out = Console(), settings.out
+    out = settings.out
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         found = earlier_measurements(settings)
         for run in settings.runs:
             for one in measure(run, settings, [one for one in found if one.run == str(run.resolve())]):
-                console.print(
+                print(
                     f"{one.dataset} {one.likelihood} {one.steps:>6} steps  K={one.samples}  {one.estimator:<30} "
-                    f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x {_first_name(one)}",
-                    highlight=False,
-                    soft_wrap=True,
+                    f"{one.variance:.4g} +- {one.standard_error:.1g}  {one.relative:.3f} x {one.first}",
+                    flush=True,
                 )
                 if one not in found:
                     found.append(one)
                     numbers = Numbers(settings.draws, settings.fit_steps, found)
                     write_atomically(out / NUMBERS, seal_document(asdict(numbers)))
                     write_atomically(out / TABLES, tables(found).encode())
-    console.print(f"written to {out}", highlight=False, soft_wrap=True, markup=False)
+    print(f"written to {out}")
 
 
 def earlier_measurements(settings: VarianceSettings) -> list[Measurement]:
@@ -116,12 +117,7 @@ def earlier_measurements(settings: VarianceSettings) -> list[Measurement]:
     path = settings.out / NUMBERS
     if not path.exists():
         return []
-    try:
-        numbers = read_document(path, Numbers)
-    except InputError as error:
-        raise InputError(
-            f"{path} is damaged or from another version ({error}); name another folder in --out"
-        ) from error
+    numbers = read_document(path, Numbers)
     for name in ("draws", "fit_steps"):
         if (held := getattr(numbers, name)) != (given := getattr(settings, name)):
             raise InputError(f"{path} was measured with {flag(name)} {held}, got {given}; name another folder in --out")
@@ -130,22 +126,13 @@ def earlier_measurements(settings: VarianceSettings) -> list[Measurement]:
 
 def tables(found: Sequence[Measurement]) -> str:
     """Return one Markdown table per model, with a row per estimator and columns per number of samples."""
-    models = sorted({_model(one) for one in found})
-    return "\n".join(_table([one for one in found if _model(one) == model]) for model in models)
-
-
-def _model(one: Measurement) -> tuple[str, str, str, int, int]:
-    return one.dataset, one.likelihood, one.network, one.bound_samples, one.steps
-
-
-def _first_name(one: Measurement) -> str:
-    """Return the name of the estimator that the variances are relative to."""
-    return "RLOO" if one.bound_samples == 1 else "VIMCO"
+    models = sorted({one.model for one in found})
+    return "\n".join(_table([one for one in found if one.model == model]) for model in models)
 
 
 def _table(found: Sequence[Measurement]) -> str:
     cells = {(one.estimator, one.samples): one for one in found}
-    first, rows = _first_name(found[0]), []
+    first, rows = found[0].first, []
     for name in [name for name in estimator_names() if any(one.estimator == name for one in found)]:
         row = {"estimator": words(name)}
         for K in sorted({one.samples for one in found}):
@@ -155,7 +142,7 @@ def _table(found: Sequence[Measurement]) -> str:
                 entries = [significant(one.variance, 4, one.standard_error), number(one.relative, 3), cost]
             row |= zip((f"K = {K}", f"K = {K}, / {first}", f"K = {K}, times evaluations"), entries, strict=True)
         rows.append(row)
-    dataset, likelihood, network, bound_samples, steps = _model(found[0])
+    dataset, likelihood, network, bound_samples, steps = found[0].model
     title = f"{dataset}, {likelihood} likelihood, {'' if network == 'nonlinear' else f'{network}, '}{steps:,} steps"
     title += f", bound with {bound_samples} samples" if bound_samples > 1 else ""
     caption = f"Variance +- its standard error, relative to {first}'s, and times the evaluations."

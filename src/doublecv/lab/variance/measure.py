@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from doublecv.lab.vae.model import VAE
 from doublecv.lab.variance.command import Measurement, VarianceSettings, measurable
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, PRNGKeyArray, UInt8
+    from jaxtyping import Array, Float, PRNGKeyArray
 
 
 def measure(folder: Path, asked: VarianceSettings, measured: Sequence[Measurement] = ()) -> Iterator[Measurement]:
@@ -36,9 +36,7 @@ def measure(folder: Path, asked: VarianceSettings, measured: Sequence[Measuremen
 
     All are measured on the same images and with the same number of draws. Coefficients in which the estimate is linear
     are the best ones, solved from separate draws; others are learned with the model held constant for `fit_steps`
-    steps. An estimator that does not support K samples is skipped. Of a run with parallel seeds, the first is taken.
-
-    `measured` are earlier measurements at this model; they are yielded again and not repeated.
+    steps. An estimator that does not support K samples is skipped. Earlier measurements are yielded and not repeated.
     """
     known = {(one.steps, one.estimator, one.samples): one for one in measured}
     settings = train_settings.read(folder)
@@ -57,24 +55,13 @@ def measure(folder: Path, asked: VarianceSettings, measured: Sequence[Measuremen
             if (before := known.get((step, name, K))) is not None:
                 variance, standard_error = before.variance, before.standard_error
             else:
-                program = _program(_of_the_loss(of_name), asked.draws, asked.fit_steps)
-                variance, standard_error = summarize(program(model, images, jax.random.key(settings.seed)))
+                counts, key = (asked.draws, asked.fit_steps), jax.random.key(settings.seed)
+                variance, standard_error = summarize(_program(_of_the_loss(of_name), *counts, model, images, key))
             of_first = variance if of_first is None else of_first
-            yield Measurement(
-                str(folder.resolve()),
-                settings.dataset,
-                settings.likelihood,
-                step,
-                trained_with=settings.estimator,
-                estimator=name,
-                samples=K,
-                evaluations=of_name.evaluations,
-                variance=variance,
-                standard_error=standard_error,
-                relative=variance / of_first,
-                network=settings.network,
-                bound_samples=1 if settings.objective == "elbo" else settings.bound_samples_train,
-            )
+            place = str(folder.resolve()), settings.dataset, settings.likelihood, step, settings.estimator
+            found = variance, standard_error, variance / of_first
+            bound_samples = 1 if settings.objective == "elbo" else settings.bound_samples_train
+            yield Measurement(*place, name, K, of_name.evaluations, *found, settings.network, bound_samples)
 
 
 def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tuple[int, VAE]:
@@ -101,19 +88,12 @@ def _of_the_loss(settings: TrainSettings) -> TrainSettings:
     return replace(settings, **unused, coefficient_learning_rate=settings.coefficient_rate)
 
 
-@lru_cache
-def _program(
-    settings: TrainSettings, draws: int, fit_steps: int
-) -> Callable[[VAE, UInt8[Array, "images pixels"], PRNGKeyArray], Meter]:
-    @jax.jit
-    def measured(model: VAE, images: Any, key: Any) -> Meter:
-        batch_key, observe_key, fit_key, measure_key = jax.random.split(key, 4)
-        y = _observed(settings, images, batch_key, observe_key)
-        learned = _fit(settings, model, images, fit_key, fit_steps)
-        return measure_gradient(settings, model, y, learned, fit_key, measure_key, draws)
-
-    program: Callable[..., Meter] = measured
-    return program
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _program(settings: TrainSettings, draws: int, fit_steps: int, model: VAE, images: Any, key: PRNGKeyArray) -> Meter:
+    batch_key, observe_key, fit_key, measure_key = jax.random.split(key, 4)
+    y = _observed(settings, images, batch_key, observe_key)
+    learned = _fit(settings, model, images, fit_key, fit_steps)
+    return measure_gradient(settings, model, y, learned, fit_key, measure_key, draws)
 
 
 def measure_gradient(
@@ -152,8 +132,8 @@ def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, st
     shift = jnp.zeros((settings.batch, model.coordinates))
 
     def next_step(step: Any, state: Any) -> Any:
-        batch_key, observe_key, draw_key = jax.random.split(jax.random.fold_in(key, step), 3)
-        y = _observed(settings, images, batch_key, observe_key)
+        *batch_keys, draw_key = jax.random.split(jax.random.fold_in(key, step), 3)
+        y = _observed(settings, images, *batch_keys)
         gradient = jax.grad(loss, argnums=2)(settings, model, state.learned, shift, y, draw_key)
         return expectation.update(gradient, state)
 
@@ -161,9 +141,7 @@ def _fit(settings: TrainSettings, model: VAE, images: Any, key: PRNGKeyArray, st
     return fitted.learned
 
 
-def _observed(
-    settings: TrainSettings, images: UInt8[Array, "images pixels"], batch_key: PRNGKeyArray, observe_key: PRNGKeyArray
-) -> Float[Array, "batch pixels"]:
+def _observed(settings: TrainSettings, images: Any, batch_key: Any, observe_key: Any) -> Float[Array, "batch pixels"]:
     """Return observations of a random batch."""
     batch = images[jax.random.randint(batch_key, (settings.batch,), 0, images.shape[0])]
     return observe(observe_key, batch, settings.likelihood)

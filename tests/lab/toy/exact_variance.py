@@ -1,4 +1,4 @@
-r"""Compute the exact variance of estimators on the toy problem, for any D.
+r"""Compute the exact variance of estimators on the toy problem, for any D: what drawn variances are compared with.
 
 f is a sum over independent variables. So the weight that an estimator gives to the score of sample k is also a sum,
 :math:`c + \sum_m W_{mk}`, where :math:`W_{mk}` depends only on the K values of variable m and has mean 0, and
@@ -46,6 +46,16 @@ if TYPE_CHECKING:
 
 LARGEST_TABLE = 2_000_000
 """The largest table, patterns times K times D, for which the variance is computed."""
+
+
+def df(problem: ToyProblem, x: Array) -> Array:
+    r"""Return the gradient of f in x, :math:`\frac{2}{D} (x - p_0)`."""
+    return 2 / x.shape[-1] * (x - problem.target)
+
+
+def slope(problem: ToyProblem, q: Bernoulli) -> float:
+    r"""Return :math:`w = (1 - 2 p_0) / D`: :math:`f(x) = E_q f + \sum_i w (x_i - \mu_i)` at every binary x."""
+    return (1 - 2 * problem.target) / q.event_shape[0]
 
 
 class _Terms(NamedTuple):
@@ -96,16 +106,6 @@ def exact_variance(
     return variance
 
 
-def exact_optimal_alpha(problem: ToyProblem, estimator: Estimator, q: Bernoulli) -> float:
-    """Return the alpha of least total variance, a parabola in alpha whose minimum follows from three points."""
-    below, middle, above = (
-        float(np.sum(exact_variance(problem, estimator, q, {"alpha": alpha}))) for alpha in (-1.0, 0.0, 1.0)
-    )
-    curvature = above + below - 2 * middle
-    # A control variate that is always 0 has no best coefficient.
-    return (below - above) / (2 * curvature) if curvature > 0 else 0.0
-
-
 def _terms(
     problem: ToyProblem,
     estimator: Estimator,
@@ -114,8 +114,8 @@ def _terms(
     x: Float[np.ndarray, "K patterns 1"],
     y: Float[np.ndarray, "K patterns D"],
 ) -> _Terms:
-    f = problem.slope(q) * y
-    df_mean = problem.df(q.mean)
+    f = slope(problem, q) * y
+    df_mean = df(problem, q.mean)
     match estimator:
         case Reinforce():
             return _Terms(f, constant=float(problem.expected_f(q)) - coefficients.get("baseline", 0.0))
@@ -134,8 +134,8 @@ def _terms(
         case DoubleCV(control="mean"):
             b, d = df_mean * y, df_mean
         case _:
-            df = problem.df(np.broadcast_to(x, y.shape))
-            b, d = leave_one_out(df) * y, np.mean(df, axis=0)
+            gradient = df(problem, np.broadcast_to(x, y.shape))
+            b, d = leave_one_out(gradient) * y, np.mean(gradient, axis=0)
     alpha, keep = coefficients["alpha"], estimator.keep if isinstance(estimator, HalfDoubleCV) else "both"
     baseline = leave_one_out(f if keep == "current" else f + alpha * b)
     if keep == "others":
