@@ -204,6 +204,7 @@ MUTANTS = [
         "return total / xp.clip(number, 1, None)",
         POLICY,
     ),
+    Mutant("policy_gradient.py", "others / (others + 1) * _ratio(error,", "_ratio(error,", POLICY),
     Mutant(
         "policy_gradient.py", "(known - detach(known)), axis=0) / number", "(known - detach(known)), axis=0)", POLICY
     ),
