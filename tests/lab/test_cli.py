@@ -229,7 +229,8 @@ def test_wrong_words_are_one_line(arguments, message, capsys):
 
 
 def test_arguments_are_checked_before_jax_is_imported():
-    for words in (["train", "--steps", "0"], ["toy", "--draws", "1"], ["bench", "--rounds", "0"]):
+    large = ["train", "--samples", "1000000"]
+    for words in (["train", "--steps", "0"], large, ["toy", "--draws", "1"], ["bench", "--rounds", "0"]):
         result = python(
             f"import sys\nfrom doublecv.lab.cli import main\ntry:\n    main({words})\n"
             "finally:\n    print(sorted({'jax', 'matplotlib', 'optax'} & sys.modules.keys()))"

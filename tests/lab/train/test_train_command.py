@@ -147,7 +147,7 @@ def test_the_command_extends_a_run(tmp_path):
         (["--latents", "2000000000"], "--latents 2000000000 needs about"),
         (["--bound-samples", "2000000000"], "--bound-samples 2000000000 needs about"),
         (["--seeds", "1000000000", "--parallel-seeds"], "and 1000000000 parallel seeds"),
-        (["--devices", "100000"], "--batch must be a multiple of 100000, the number of devices; got 100"),
+        (["--devices", "100000", "--batch", "100000"], "--devices must be at most 256, got 100000"),
         (["--coordinator", "nowhere"], "--coordinator must be HOST:PORT, the address of process 0, got 'nowhere'"),
         (["--processes", "2"], "--processes 2 needs --coordinator HOST:PORT"),
         (["--process", "1"], "--process must be less than --processes 1, got 1"),

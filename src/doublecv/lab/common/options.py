@@ -150,6 +150,9 @@ class ProgramSettings:
             for each in values:
                 setting.check(each)
 
+    def check_machine(self) -> None:
+        """Raise an `InputError` if this machine cannot run settings that others can; `check` does not look at it."""
+
     def defaults(self) -> ProgramSettings | None:
         """Return the settings that replace the defaults of options that were not given; None for no others."""
         return None
@@ -182,6 +185,7 @@ def parse(cls: type[Settings], prog: str, words: Sequence[str]) -> Settings:
         parser.set_defaults(**vars(others))
         made = _parsed(cls, parser, words)
     made.check()
+    made.check_machine()
     return made
 
 

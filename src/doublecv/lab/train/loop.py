@@ -7,7 +7,6 @@ it extends the run, and ends with the same bits as a run that had that many step
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Iterator
@@ -35,9 +34,6 @@ from doublecv.lab.vae.pictures import write_pictures
 EVALUATE, TEST, PICTURES = 100, 102, 103
 """The purposes of random keys, beyond those of the training step."""
 
-LARGEST_SHARE = 0.9
-"""The share of the machine's memory that a run may need by estimate."""
-
 
 def run(
     settings: TrainSettings,
@@ -54,35 +50,9 @@ def run(
     """
     settings.check()
     images = load(settings.dataset, settings.data_dir) if dataset is None else dataset
-    check_memory(settings, images)
+    settings.check_memory(images.train.shape[1])
     devices = devices_for(settings.devices)
     return _run(settings, folder, images, callbacks or Callbacks(), devices)
-
-
-def check_memory(settings: TrainSettings, dataset: Dataset) -> None:
-    """Raise an `InputError` if the arrays of a step or of the last evaluation need more memory than there is."""
-    available = LARGEST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    pixels = dataset.train.shape[1]
-    latents = settings.latents * (settings.categories if settings.latent == "categorical" else 1)
-    hidden = 400 if settings.network == "nonlinear" else 0
-    width = pixels + hidden + latents
-    weights = 2 * (width * 200 if hidden else (pixels + latents) * latents)
-    # Parameters, gradient, three averages; a decoder's activations with their cotangents.
-    points = settings.batch * (1 + settings.evaluations)
-    replicates = settings.seeds if settings.parallel_seeds else 1
-    needs = {
-        "--latents": 4.0 * replicates * 5 * weights,
-        "--samples": 4.0 * replicates * 2 * points * width,
-        "--bound-samples": 4.0 * max(2000, settings.bound_samples) * width,
-    }
-    for flag, bytes_needed in needs.items():
-        if bytes_needed > available:
-            value = getattr(settings, flag.removeprefix("--").replace("-", "_"))
-            raise InputError(
-                f"{flag} {value} needs about {bytes_needed / 1e9:,.0f} GB of memory with --batch {settings.batch}"
-                f"{f' and {replicates} parallel seeds' if replicates > 1 else ''}, "
-                f"more than the {available / 1e9:,.0f} GB that this machine can give; use a smaller number"
-            )
 
 
 def identity(settings: TrainSettings, dataset: Dataset) -> dict[str, Any]:

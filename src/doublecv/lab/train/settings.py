@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from doublecv.lab.common.errors import InputError
 from doublecv.lab.common.files import write_atomically
 from doublecv.lab.common.options import SEED, Option, ProgramSettings, flag
 from doublecv.lab.common.records import read_fields, seal_document
+from doublecv.lab.data import catalogue as data
 
 FILE = "settings.json"
 
@@ -27,6 +29,12 @@ COEFFICIENT_LEARNING_RATE = 1e-3
 
 LARGEST = 2**31 - 1
 """The largest step number and seed: the compiled program counts in 32-bit integers."""
+
+MOST_DEVICES = 256
+"""The largest number of devices per process: JAX starts threads for every virtual one, and hangs with many thousands."""
+
+LARGEST_SHARE = 0.9
+"""The share of the machine's memory that a run may need by estimate."""
 
 BOUND_ESTIMATORS: dict[str, Callable[..., Estimator]] = {
     "vimco": partial(MultiSampleBound, control=False, held=True),
@@ -111,7 +119,7 @@ class TrainSettings(ProgramSettings):
     """The number of steps between two checkpoints."""
     bound_samples: Annotated[int, COUNT] = 100
     """The number of samples of the multi-sample bound on the test set at the end."""
-    devices: Annotated[int, COUNT] = 1
+    devices: Annotated[int, Option(minimum=1, maximum=MOST_DEVICES)] = 1
     """The number of devices that share each batch (virtual ones on a CPU); sums then differ in their last bits."""
     coordinator: Annotated[str | None, Option(metavar="HOST:PORT")] = None
     """The address of process 0, for --processes on one or several hosts; all must see the same folder."""
@@ -207,6 +215,34 @@ class TrainSettings(ProgramSettings):
         self._check_objective()
         self._check_processes()
         self._check_estimator()
+
+    def check_machine(self) -> None:
+        """Raise an `InputError` if a run on the data set needs more memory than there is."""
+        self.check_memory(data.size(self.dataset).pixels)
+
+    def check_memory(self, pixels: int) -> None:
+        """Raise an `InputError` if the arrays of a step or of the last evaluation need more memory than there is."""
+        available = LARGEST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        latents = self.latents * (self.categories if self.latent == "categorical" else 1)
+        hidden = 400 if self.network == "nonlinear" else 0
+        width = pixels + hidden + latents
+        weights = 2 * (width * 200 if hidden else (pixels + latents) * latents)
+        # Parameters, gradient, three averages; a decoder's activations with their cotangents.
+        points = self.batch * (1 + self.evaluations)
+        replicates = self.seeds if self.parallel_seeds else 1
+        needs = {
+            "--latents": 4.0 * replicates * 5 * weights,
+            "--samples": 4.0 * replicates * 2 * points * width,
+            "--bound-samples": 4.0 * max(2000, self.bound_samples) * width,
+        }
+        for name, bytes_needed in needs.items():
+            if bytes_needed > available:
+                value = getattr(self, name.removeprefix("--").replace("-", "_"))
+                raise InputError(
+                    f"{name} {value} needs about {bytes_needed / 1e9:,.0f} GB of memory with --batch {self.batch}"
+                    f"{f' and {replicates} parallel seeds' if replicates > 1 else ''}, "
+                    f"more than the {available / 1e9:,.0f} GB that this machine can give; use a smaller number"
+                )
 
     def _check_objective(self) -> None:
         if self.objective == "iwae" and self.decoder_samples == "independent":
