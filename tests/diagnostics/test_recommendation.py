@@ -124,6 +124,12 @@ def test_the_budget(clock, evaluation, compilation, budget):
     assert ("a larger budget may find a better one" in found.sentence) == (len(found.comparison.rows) <= 12)
 
 
+def test_compilation_is_not_expected_to_take_longer_for_more_samples(clock):
+    """A candidate compiles three programs: 6 seconds, whatever K is."""
+    found = recommended(Simulated(clock, 1e-7, gain=0.5, compilation=2.0), budget=42.0)
+    assert [row.samples for row in found.comparison.rows if row.name == "rloo"] == [16, 4]
+
+
 @pytest.mark.parametrize("budget", [60.0, 90.0, 300.0])
 def test_the_budget_with_a_formula_whose_time_grows_faster_than_its_evaluations(clock, budget):
     problem = Simulated(clock, 1e-4, gain=0.5, pair=1e-3)

@@ -99,12 +99,13 @@ class _Pilot:
         self.rows: list[Row] = []
         self._problem, self._budget, self._end = problem, budget, end
         self._steps: list[Callable[[], object]] = []
-        self._longest = self._most_evaluations = 0.0
+        self._longest_fixed = self._longest_work = self._most_evaluations = 0.0
 
     def measure(self, entrant: Entrant) -> bool:
         """Learn the coefficients of a candidate and measure its variance and time; return whether there was time."""
         problem, estimator, begin = self._problem, entrant.estimator, perf_counter()
-        if not self._has_time(self._longest * max(1.0, estimator.evaluations / max(1.0, self._most_evaluations))):
+        growth = max(1.0, estimator.evaluations / max(1.0, self._most_evaluations))
+        if not self._has_time(self._longest_fixed + self._longest_work * growth):
             return False
         step = problem.step(estimator)
         seconds = time_compiled(step)
@@ -120,7 +121,10 @@ class _Pilot:
             meters.append(draw(DRAWS, len(meters)))
         self.rows.append(replace(measured_row(entrant, prepared, reduce(merge, meters)), seconds=seconds))
         self._steps.append(step)
-        self._longest = max(self._longest, perf_counter() - begin)
+        # Compilation takes about the same for every K; the rest grows with the evaluations of f.
+        taken, work = perf_counter() - begin, (self._draws() + DRAWS * len(meters)) * seconds
+        self._longest_fixed = max(self._longest_fixed, taken - work)
+        self._longest_work = max(self._longest_work, min(taken, work))
         self._most_evaluations = max(self._most_evaluations, estimator.evaluations)
         return True
 

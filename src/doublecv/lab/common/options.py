@@ -12,6 +12,7 @@ import ast
 import inspect
 import json
 import math
+import os
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,9 @@ class Option:
     positional: bool = False
     without_value: str | None = None
 
+
+LARGEST_SHARE = 0.9
+"""The share of the machine's memory that a program may need by estimate."""
 
 SEED = Option(minimum=0, maximum=2**31 - 1)
 """The seeds that JAX takes in 32 bits."""
@@ -152,6 +156,21 @@ class ProgramSettings:
 
     def check_machine(self) -> None:
         """Raise an `InputError` if this machine cannot run settings that others can; `check` does not look at it."""
+
+    def check_memory_of(self, name: str, bytes_needed: float, given: str = "") -> None:
+        """Raise an `InputError` if what a setting needs is more than the share of the memory that a program may need.
+
+        Args:
+            name: the name of the field.
+            bytes_needed: the estimate.
+            given: other settings that the estimate depends on, for the message.
+        """
+        available = LARGEST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if bytes_needed > available:
+            raise InputError(
+                f"{flag(name)} {getattr(self, name)} needs about {bytes_needed / 1e9:,.0f} GB of memory{given}, more "
+                f"than the {available / 1e9:,.0f} GB that this machine can give; use a smaller number"
+            )
 
     def defaults(self) -> ProgramSettings | None:
         """Return the settings that replace the defaults of options that were not given; None for no others."""

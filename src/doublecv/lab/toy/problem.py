@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,9 +55,9 @@ class ToySettings(ProgramSettings):
     Example: doublecv toy --estimators rloo double-cv --dimension 10 --seeds 2 --out toy
     """
 
-    dimension: Annotated[int, COUNT] = 200
+    dimension: Annotated[int, Option(minimum=1, maximum=1_000_000)] = 200
     """D, the number of binary variables (the paper: 200, and 1 and 10 in its appendix)."""
-    samples: Annotated[int, COUNT] = 2
+    samples: Annotated[int, Option(minimum=1, maximum=10_000)] = 2
     """K, the number of samples per estimate."""
     estimators: Annotated[tuple[str, ...], ESTIMATORS] = PAPER
     """Names of registered estimators, in the order of the table."""
@@ -76,6 +77,15 @@ class ToySettings(ProgramSettings):
     """p0."""
     out: Annotated[Path | None, Option(metavar="DIR")] = None
     """A new folder for metrics.csv, config.json and the figures; if not given, only the table is printed."""
+
+    def check_machine(self) -> None:
+        """Raise an `InputError` if the samples of an estimate, or the records, need more memory than there is."""
+        given = f" with --samples {self.samples}"
+        # In double precision. About ten arrays of the samples' shape exist at once, for every seed that runs meanwhile.
+        seeds = min(self.seeds, os.cpu_count() or 1)
+        self.check_memory_of("dimension", 8.0 * 10 * seeds * self.samples * self.dimension, given)
+        records = self.iterations // self.every + 2
+        self.check_memory_of("dimension", 8.0 * self.seeds * records * self.dimension, f" with {records:,} records")
 
     def check(self) -> None:
         """Raise an `InputError` if a setting cannot work."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,10 +30,7 @@ LARGEST = 2**31 - 1
 """The largest step number and seed: the compiled program counts in 32-bit integers."""
 
 MOST_DEVICES = 256
-"""The largest number of devices per process: JAX starts threads for every virtual one, and hangs with many thousands."""
-
-LARGEST_SHARE = 0.9
-"""The share of the machine's memory that a run may need by estimate."""
+"""The largest number of devices per process: JAX starts threads for every virtual one, and hangs with thousands."""
 
 BOUND_ESTIMATORS: dict[str, Callable[..., Estimator]] = {
     "vimco": partial(MultiSampleBound, control=False, held=True),
@@ -222,7 +218,6 @@ class TrainSettings(ProgramSettings):
 
     def check_memory(self, pixels: int) -> None:
         """Raise an `InputError` if the arrays of a step or of the last evaluation need more memory than there is."""
-        available = LARGEST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         latents = self.latents * (self.categories if self.latent == "categorical" else 1)
         hidden = 400 if self.network == "nonlinear" else 0
         width = pixels + hidden + latents
@@ -230,19 +225,10 @@ class TrainSettings(ProgramSettings):
         # Parameters, gradient, three averages; a decoder's activations with their cotangents.
         points = self.batch * (1 + self.evaluations)
         replicates = self.seeds if self.parallel_seeds else 1
-        needs = {
-            "--latents": 4.0 * replicates * 5 * weights,
-            "--samples": 4.0 * replicates * 2 * points * width,
-            "--bound-samples": 4.0 * max(2000, self.bound_samples) * width,
-        }
-        for name, bytes_needed in needs.items():
-            if bytes_needed > available:
-                value = getattr(self, name.removeprefix("--").replace("-", "_"))
-                raise InputError(
-                    f"{name} {value} needs about {bytes_needed / 1e9:,.0f} GB of memory with --batch {self.batch}"
-                    f"{f' and {replicates} parallel seeds' if replicates > 1 else ''}, "
-                    f"more than the {available / 1e9:,.0f} GB that this machine can give; use a smaller number"
-                )
+        given = f" with --batch {self.batch}{f' and {replicates} parallel seeds' if replicates > 1 else ''}"
+        self.check_memory_of("latents", 4.0 * replicates * 5 * weights, given)
+        self.check_memory_of("samples", 4.0 * replicates * 2 * points * width, given)
+        self.check_memory_of("bound_samples", 4.0 * max(2000, self.bound_samples) * width, given)
 
     def _check_objective(self) -> None:
         if self.objective == "iwae" and self.decoder_samples == "independent":
