@@ -7,15 +7,14 @@ from typing import Any
 from doublecv.arrays import Shape
 from doublecv.distributions import Categorical, Distribution
 from doublecv.estimators import Estimator, label, names
+from doublecv.estimators.base import not_an_estimator
 from doublecv.sequential import Sequential
 
 
 def check_estimator(estimator: Any) -> None:
     """Raise unless `estimator` is one of doublecv's."""
     if not isinstance(estimator, Estimator):
-        raise TypeError(
-            f"estimator must be a doublecv estimator such as doublecv.RLOO(samples=2), got {type(estimator).__name__}"
-        )
+        raise not_an_estimator("estimator", estimator)
 
 
 def check_sequential(estimator: Estimator) -> None:
@@ -74,7 +73,8 @@ def split_aux(returned: Any, has_aux: bool) -> tuple[Any, Any]:
     if not has_aux:
         return returned, None
     if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TypeError(f"f must return (values, aux) with has_aux=True, got {type(returned).__name__}")
+        given = f"an array of shape {tuple(returned.shape)}" if hasattr(returned, "shape") else type(returned).__name__
+        raise TypeError(f"f must return (values, aux) with has_aux=True, got {given}")
     return returned
 
 

@@ -99,7 +99,7 @@ class TestSeveralSamples:
             (["rloo"], None, ValueError, "samples is None, but 'rloo' is a name; say for which K"),
             ([], 2, ValueError, "estimators is empty"),
             (["rloo"], (), ValueError, "samples is empty"),
-            ([2], 2, TypeError, "estimators must be doublecv estimators or names such as 'rloo', got int"),
+            ([2], 2, TypeError, r"each of estimators must be a doublecv estimator such as .*, got int"),
         ],
     )
     def test_errors(self, estimators, samples, error, message):

@@ -144,6 +144,16 @@ def test_a_budget_that_is_no_time(clock):
         recommended(Simulated(clock, 1e-7, gain=0.5), budget=0)
 
 
+def test_a_budget_in_words(clock):
+    with pytest.raises(ValueError, match="budget must be a positive number of seconds, got '10'"):
+        recommended(Simulated(clock, 1e-7, gain=0.5), budget="10")
+
+
+def test_one_name_and_one_number_of_samples():
+    entrants = recommendation.candidates(Simulated(Clock(), 1e-7, gain=0.5), True, "rloo", 4)
+    assert [entrant.estimator for entrant in entrants] == [dcv.RLOO(4)]
+
+
 def test_candidates_of_a_categorical_q():
     problem = Simulated(Clock(), 1e-7, gain=0.5)
     problem.q = dcv.Categorical(logits=np.zeros((1, 3)))

@@ -86,6 +86,9 @@ def test_context():
     for context, given in ((None, "none"), (jnp.zeros((3, 6)), "6")):
         with pytest.raises(ValueError, match=rf"context must have 5 features for each batch element.*, got {given}"):
             expectation(f, Q, learned, KEY, context=context)
+    for context, given in (([1.0], "list"), (jnp.zeros(()), "a scalar")):
+        with pytest.raises(TypeError, match=rf"context must be an array \[\*batch, features\], got {given}"):
+            expectation.init(Q, context=context)
 
 
 def test_logits_of_numpy_are_taken():
@@ -134,7 +137,7 @@ def test_categorical_logits_of_shape_batch_categories():
 def test_aux_without_saying_so():
     with pytest.raises(ValueError, match="if the second result is auxiliary output, say has_aux=True"):
         call(lambda x: (f(x), x), Q, dcv.RLOO(2))
-    with pytest.raises(TypeError, match=r"f must return \(values, aux\) with has_aux=True, got"):
+    with pytest.raises(TypeError, match=r"f must return \(values, aux\) with has_aux=True, got an array of shape"):
         call(f, Q, dcv.RLOO(2), has_aux=True)
 
 
@@ -156,6 +159,15 @@ def test_learned_state(entrance):
 def test_the_state_of_an_estimator_with_sizes(estimator):
     with pytest.raises(ValueError, match=r"learned.numbers of \w+ must have the names .*, got \['alpha'\]"):
         call(f, Q, estimator, fixed_coefficients({"alpha": 0.0}))
+
+
+@pytest.mark.parametrize("entrance", ["__call__", "estimate"])
+def test_the_state_of_another_estimator_with_the_same_names(entrance):
+    state, expectation = Expectation(dcv.DoubleCV(2)).init(Q), Expectation(dcv.QuadraticDoubleCV(2))
+    with pytest.raises(
+        ValueError, match=r"learned.averages\['\w+'\] of QuadraticDoubleCV must have shape .*, got .* another estimator"
+    ):
+        getattr(expectation, entrance)(f, Q, state.learned, KEY)
 
 
 def test_update():
@@ -185,8 +197,26 @@ def test_q_that_is_no_distribution():
 
 
 def test_estimator_that_is_none():
-    with pytest.raises(TypeError, match=r"estimator must be a doublecv estimator such as .*, got str"):
+    with pytest.raises(TypeError, match=r"estimator must be .*, got the name 'rloo'; make it by doublecv.make\('rloo'"):
         Expectation("rloo")
+    with pytest.raises(TypeError, match=r"got the class RLOO; call it first, for example RLOO\(samples=4\)"):
+        Expectation(dcv.RLOO)
+    with pytest.raises(TypeError, match=r"base must be .*, got the name 'rloo'; make it by doublecv.make\('rloo'"):
+        dcv.LearnedSurrogate("rloo")
+
+
+def test_the_family_of_names_by_its_name():
+    with pytest.raises(TypeError, match=r"family must be a class .* such as doublecv.Bernoulli, got 'bernoulli'"):
+        dcv.names("bernoulli")
+
+
+@pytest.mark.parametrize("transform", [jax.jacfwd, lambda loss: lambda v: jax.jvp(loss, (v,), (v,))])
+def test_differentiating_in_forward_mode(transform):
+    def loss(logits):
+        return call(f, dcv.Bernoulli(logits=logits), dcv.RLOO(2)).sum()
+
+    with pytest.raises(TypeError, match=r"differentiated in forward mode .*; take jax.grad, jax.vjp or jax.jacrev"):
+        transform(loss)(jnp.zeros((3, 4)))
 
 
 @pytest.mark.parametrize("entrance", [call, estimate])

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from doublecv.biased import BIASED, BiasedEstimator
 from doublecv.estimators import Estimator, LearnedSurrogate, label, make, names
+from doublecv.estimators.base import not_an_estimator
 
 AnyEstimator: TypeAlias = Estimator | BiasedEstimator
 """An unbiased or a biased estimator."""
@@ -51,9 +52,7 @@ def collect(
     left_out: list[str] = []
     for estimator in given:
         if not isinstance(estimator, Estimator | BiasedEstimator | str):
-            raise TypeError(
-                f"estimators must be doublecv estimators or names such as 'rloo', got {type(estimator).__name__}"
-            )
+            raise not_an_estimator("each of estimators", estimator)
         if counts is None:
             if isinstance(estimator, str):
                 raise ValueError(
@@ -80,10 +79,7 @@ def collect(
 def check_any_estimator(estimator: object) -> None:
     """Raise unless it is an estimator, biased or not."""
     if not isinstance(estimator, Estimator | BiasedEstimator):
-        raise TypeError(
-            f"estimator must be a doublecv estimator such as doublecv.RLOO(samples=2), got {type(estimator).__name__}; "
-            f"doublecv.make makes one by name"
-        )
+        raise not_an_estimator("estimator", estimator)
 
 
 def by_name(name: str, samples: int) -> AnyEstimator:

@@ -8,6 +8,7 @@ from functools import reduce
 from math import prod
 from time import perf_counter
 
+from doublecv.biased import BiasedEstimator
 from doublecv.diagnostics.comparison import Comparison, Row, measured_row, notes
 from doublecv.diagnostics.entrants import AnyEstimator, Entrant, UnknownName, by_name, name_of
 from doublecv.diagnostics.meter import merge
@@ -60,8 +61,8 @@ def recommend(
     problem: Problem,
     has_gradient: Callable[[], bool],
     budget: float,
-    estimators: Sequence[AnyEstimator | str] = CANDIDATES,
-    samples: Sequence[int] = SAMPLES,
+    estimators: Sequence[AnyEstimator | str] | AnyEstimator | str = CANDIDATES,
+    samples: int | Sequence[int] = SAMPLES,
 ) -> Recommendation:
     """Measure candidates until the budget is used, then recommend one.
 
@@ -76,9 +77,9 @@ def recommend(
         has_gradient: returns whether f has a gradient in x; estimators that need one are left out otherwise.
         budget: the seconds that the pilot run may take.
         estimators: names of the candidates.
-        samples: the numbers of samples, in the order in which they are tried.
+        samples: one K or several, in the order in which they are tried.
     """
-    if not budget > 0:
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
         raise ValueError(f"budget must be a positive number of seconds, got {budget!r}")
     end = perf_counter() + budget
     entrants = candidates(problem, has_gradient(), estimators, samples)
@@ -145,12 +146,16 @@ class _Pilot:
 
 
 def candidates(
-    problem: Problem, has_gradient: bool, estimators: Sequence[AnyEstimator | str], samples: Sequence[int]
+    problem: Problem,
+    has_gradient: bool,
+    estimators: Sequence[AnyEstimator | str] | AnyEstimator | str,
+    samples: int | Sequence[int],
 ) -> list[Entrant]:
     """Return the candidates that exist for this problem, in the order in which they are measured."""
     entrants = []
-    for count in samples:
-        for name in estimators:
+    names = [estimators] if isinstance(estimators, Estimator | BiasedEstimator | str) else list(estimators)
+    for count in [samples] if isinstance(samples, int) else samples:
+        for name in names:
             try:
                 estimator = by_name(name, count) if isinstance(name, str) else name
                 problem.check_entrant(estimator)

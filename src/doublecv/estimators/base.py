@@ -185,6 +185,9 @@ class Estimator(ABC):
             q: the distribution; only its sizes are used, and only where `needs.sized`.
             context: features of each batch element; only its last axis is used.
         """
+        if context is not None and not getattr(context, "shape", ()):
+            given = "a scalar" if hasattr(context, "shape") else type(context).__name__
+            raise TypeError(f"context must be an array [*batch, features], got {given}")
         if q is None and self.needs.sized:
             raise ValueError(f"q is None, but the learned state of {type(self).__name__} has sizes that come from q")
         if q is not None:
@@ -270,6 +273,18 @@ class Estimator(ABC):
                     f"learned.{field} of {type(self).__name__} must have the names {sorted(wanted)}, got "
                     f"{sorted(given)}; start from init"
                 )
+        if not self.needs.sized:
+            self._check_shapes(learned.averages)
+
+    def _check_shapes(self, averages: Mapping[str, Any]) -> None:
+        """Raise unless the averages have the shapes of the result of `init`; numbers may come per batch element."""
+        for name, wanted in self._names.averages.items():
+            given = tuple(averages[name].shape)
+            if given != wanted.shape:
+                raise ValueError(
+                    f"learned.averages[{name!r}] of {type(self).__name__} must have shape {wanted.shape}, got {given}; "
+                    f"it is the state of another estimator, start from init"
+                )
 
     @cached_property
     def _names(self) -> Learned:
@@ -295,6 +310,16 @@ class Estimator(ABC):
                 raise ValueError(f"evaluation.{field} is None, but {type(self).__name__} needs it, with shape {shape}")
             if tuple(given.shape) != shape:
                 raise ValueError(f"evaluation.{field} must have shape {shape}, got shape {tuple(given.shape)}")
+
+
+def not_an_estimator(argument: str, given: object) -> TypeError:
+    """Return the error for an argument that should be an estimator, with what was probably meant."""
+    got = type(given).__name__
+    if isinstance(given, type) and issubclass(given, Estimator):
+        got = f"the class {given.__name__}; call it first, for example {given.__name__}(samples=4)"
+    elif isinstance(given, str):
+        got = f"the name {given!r}; make it by doublecv.make({given!r}, samples=4)"
+    return TypeError(f"{argument} must be a doublecv estimator such as doublecv.RLOO(samples=2), got {got}")
 
 
 class FixedEstimator(Estimator):

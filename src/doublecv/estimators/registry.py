@@ -36,6 +36,8 @@ def names(family: type[Distribution] | None = None) -> tuple[str, ...]:
     """
     if family is None:
         return tuple(_factories)
+    if not (isinstance(family, type) and issubclass(family, Distribution)):
+        raise TypeError(f"family must be a class of distributions such as doublecv.Bernoulli, got {family!r}")
     return tuple(name for name, factory in _factories.items() if family in factory(samples=4).needs.families)
 
 

@@ -14,7 +14,7 @@ from doublecv.arrays import Array, detach, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.estimators import moments
 from doublecv.estimators.averages import leave_one_out, score_gradient, score_magnitude
-from doublecv.estimators.base import Applied, Estimator, Learned, Needs
+from doublecv.estimators.base import Applied, Estimator, Learned, Needs, not_an_estimator
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.parts import Vectors
 
@@ -83,7 +83,7 @@ class LearnedSurrogate(Estimator):
     def check_options(self) -> None:
         """Raise if the base cannot be used or `directions` is not a size."""
         if not isinstance(self.base, Estimator):
-            raise TypeError(f"base must be a doublecv estimator, got {type(self.base).__name__}")
+            raise not_an_estimator("base", self.base)
         if self.base.needs.relaxed_points or self.base.needs.sized or self.base.needs.expected_f:
             raise ValueError(
                 f"base must be an estimator that uses f only at samples, got {type(self.base).__name__}; take RLOO, "

@@ -170,17 +170,25 @@ class Expectation:
         converted = None if pullback is None else closure_convert(pullback, held.logits)
         q, held, learned, noise, x, context = vary_over(function.varying, (q, held, learned, noise, x, context))
         side = vary_over(function.varying, evaluate_side(checked, held, noise, x, estimator, learned, context))
-        value, aux = expectation(
-            function.call,
-            None if converted is None else converted.call,
-            estimator,
-            q,
-            learned,
-            x,
-            side,
-            function.constants,
-            [] if converted is None else converted.constants,
-        )
+        try:
+            value, aux = expectation(
+                function.call,
+                None if converted is None else converted.call,
+                estimator,
+                q,
+                learned,
+                x,
+                side,
+                function.constants,
+                [] if converted is None else converted.constants,
+            )
+        except TypeError as error:
+            if "forward-mode" not in str(error):
+                raise
+            raise TypeError(
+                "the expectation was differentiated in forward mode (jax.jvp, jax.jacfwd, jax.linearize), but an "
+                "estimator gives gradients in reverse mode only; take jax.grad, jax.vjp or jax.jacrev"
+            ) from error
         return (value, aux) if has_aux else value
 
     def estimate(
