@@ -18,24 +18,30 @@ pytestmark = pytest.mark.usefixtures("x64")
 KEY = jax.random.key(0)
 WEIGHTS = np.random.default_rng(5).normal(size=(6, 3))
 FRAMEWORKS = ("jax", "torch")
+CATEGORICAL = tuple(name for name in dcv.names(dcv.Categorical) if name != "r-star")
 
 
 def smooth(x, xp):
     return xp.sum(xp.tanh(x @ xp.asarray(WEIGHTS, dtype=x.dtype)), axis=-1)
 
 
-class Case:
-    """One estimator, its learned state and its noise, for both frameworks."""
+def smooth_of_categories(x, xp):
+    return smooth(xp.reshape(x, (*x.shape[:-2], -1)), xp)
 
-    def __init__(self, name, logits):
-        self.estimator = make_estimator(name, 4)
+
+class Case:
+    """One estimator, its learned state and its noise, for both frameworks and families."""
+
+    def __init__(self, name, logits, family=dcv.Bernoulli):
+        self.estimator, self.family = make_estimator(name, 4), family
+        self.f = smooth if family is dcv.Bernoulli else smooth_of_categories
         self.logits = logits
-        self.context = make_context(logits.shape[:-1]) if self.estimator.needs.context else None
+        self.context = make_context(logits.shape[:1]) if self.estimator.needs.context else None
         # The state of moderate logits: that of extreme ones knows no variance.
-        moderate = dcv.Bernoulli(logits=np.random.default_rng(2).normal(size=logits.shape))
+        moderate = family(logits=np.random.default_rng(2).normal(size=logits.shape))
         self.learned = make_learned(self.estimator, moderate, self.context, 0.4)
         # Numbers of 23 bits, which float32 holds, so that both types draw the same samples.
-        shape = self.estimator.noise_shape(dcv.Bernoulli(logits))
+        shape = self.estimator.noise_shape(family(logits))
         self.noise = np.random.default_rng(3).integers(1, 2**23, size=shape) / 2**23
 
     def estimate(self, framework, dtype):
@@ -50,22 +56,22 @@ class Case:
             return jax.jit(
                 lambda logits: (
                     expectation.estimate(
-                        lambda x: smooth(x, jnp), dcv.Bernoulli(logits), learned, KEY, context=context
+                        lambda x: self.f(x, jnp), self.family(logits), learned, KEY, context=context
                     ).gradient
                 )
             )(jnp.asarray(self.logits, dtype))
 
     def _in_torch(self, dtype):
         expectation = self.module(dtype)
-        q, context = dcv.Bernoulli(torch.tensor(self.logits, dtype=getattr(torch, dtype))), self.torch_context(dtype)
+        q, context = self.family(torch.tensor(self.logits, dtype=getattr(torch, dtype))), self.torch_context(dtype)
         noise = torch.tensor(self.noise, dtype=getattr(torch, dtype))
-        return expectation.estimate(lambda x: smooth(x, namespace(x)), q, context=context, noise=noise).gradient
+        return expectation.estimate(lambda x: self.f(x, namespace(x)), q, context=context, noise=noise).gradient
 
     def torch_context(self, dtype):
         return None if self.context is None else torch.tensor(self.context, dtype=getattr(torch, dtype))
 
     def module(self, dtype="float64"):
-        q = dcv.Bernoulli(torch.tensor(self.logits, dtype=getattr(torch, dtype)))
+        q = self.family(torch.tensor(self.logits, dtype=getattr(torch, dtype)))
         expectation = doublecv.torch.Expectation(self.estimator).init(q, context=self.torch_context(dtype))
         state = self.learned.numbers | self.learned.averages
         expectation.load_state_dict({name: torch.tensor(np.array(value)) for name, value in state.items()})
@@ -79,7 +85,19 @@ def test_float32_agrees_with_float64_at_extreme_logits(name, largest, framework)
     logits = np.random.default_rng(1).uniform(-largest, largest, size=(32, 6)).astype(np.float32)
     # Some are moderate, so that there is a gradient to compare.
     logits[:, :2] = logits[:, :2] / largest
-    case = Case(name, logits.astype(float))
+    check_float32(Case(name, logits.astype(float)), framework)
+
+
+@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("largest", [15.0, 100.0])
+@pytest.mark.parametrize("name", CATEGORICAL)
+def test_float32_agrees_with_float64_at_extreme_logits_of_categories(name, largest, framework):
+    logits = np.random.default_rng(1).uniform(-largest, largest, size=(32, 2, 3)).astype(np.float32)
+    logits[:, 0] = logits[:, 0] / largest
+    check_float32(Case(name, logits.astype(float), dcv.Categorical), framework)
+
+
+def check_float32(case, framework):
     narrow, wide = case.estimate(framework, "float32"), case.estimate(framework, "float64")
     assert np.isfinite(narrow).all()
     assert np.linalg.norm(wide) > 1e-2

@@ -298,7 +298,7 @@ class _Nodes(NamedTuple):
         is_right: the same to the right.
         left: the probability of going left at each node.
         right: that of going right.
-        per_left: one over the probability of all leaves to the left; 0 where they have none.
+        per_left: one over the probability of all leaves to the left; 0 where they have none, up to rounding.
         per_right: the same to the right.
     """
 
@@ -319,8 +319,11 @@ def _visit_nodes(q: Distribution) -> _Nodes:
     total = to_left + to_right
     known = xp.where(total > 0, total, 1)
 
+    # The inverse of a smaller number would be infinite.
+    least = float(xp.finfo(mean.dtype).smallest_normal)
+
     def inverse(mass: Array) -> Array:
-        return xp.where(mass > 0, 1 / xp.where(mass > 0, mass, 1), 0)
+        return xp.where(mass >= least, 1 / xp.where(mass >= least, mass, 1), 0)
 
     left = xp.where(total > 0, to_left / known, 0.5)
     right = xp.where(total > 0, to_right / known, 0.5)
