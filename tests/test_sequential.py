@@ -247,6 +247,8 @@ def test_a_product_has_entropy_and_divergence():
     q = mixed(np, 4)
     np.testing.assert_allclose(q.entropy(), 2 * np.log(2) + np.log(3))
     np.testing.assert_allclose(q.kl(q), 0, atol=1e-12)
+    with pytest.raises(TypeError, match=r"other must be a Product with the names .*, got Bernoulli"):
+        q.kl(dcv.Bernoulli(logits=np.zeros(2)))
 
 
 def test_held_logits_get_no_gradient():

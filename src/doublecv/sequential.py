@@ -119,7 +119,8 @@ class Product(Sequential):
     def kl(self, other: Product) -> Float[Array, "*batch"]:
         r"""Return the sum of the divergences from the distributions of `other` with the same names."""
         if not isinstance(other, Product) or other.distributions.keys() != self.distributions.keys():
-            raise TypeError(f"other must be a Product of {sorted(self.distributions)}")
+            given = sorted(other.distributions) if isinstance(other, Product) else type(other).__name__
+            raise TypeError(f"other must be a Product with the names {sorted(self.distributions)}, got {given}")
         return _total([q.kl(other.distributions[name]) for name, q in self.distributions.items()])
 
     def detach(self) -> Product:

@@ -131,7 +131,7 @@ class GradientProbe:
 
 
 def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: Any) -> Callable[[Any], tuple[Any, Any]]:
-    """Return f with checked results, as a function to (values, aux), that sees points of the type `dtype`."""
+    """Return a function that calls f with points of the type `dtype`, checks the result, and returns (values, aux)."""
 
     def checked(x: Any) -> tuple[Any, Any]:
         try:

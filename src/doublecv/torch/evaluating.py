@@ -58,7 +58,7 @@ class Side(NamedTuple):
 
 
 def only_where(counts: Tensor, tensor: Tensor | None, has_points: bool = True) -> Any:
-    """Return the tensor with zeros for batch elements that do not count; its points, if any, are in front."""
+    """Set the tensor to 0 for batch elements where `counts` is False; an axis of points may come first."""
     if tensor is None:
         return None
     behind = tensor.ndim - counts.ndim - has_points
@@ -78,7 +78,7 @@ def _is_autocast(q: Distribution) -> bool:
 
 
 def checked_function(f: Function, q: Distribution, has_aux: bool, dtype: torch.dtype) -> CheckedFunction:
-    """Return f with checked results that sees points of the type `dtype`."""
+    """Return a function that calls f with points of the type `dtype`, checks the result, and returns (values, aux)."""
 
     def checked(x: Tensor) -> tuple[Tensor, Any]:
         values, aux = split_aux(f(x.to(dtype)), has_aux)

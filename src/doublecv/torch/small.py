@@ -25,7 +25,7 @@ LARGEST = 2**17
 
 
 class Step(NamedTuple):
-    """Hold what the backward pass of one step has to work with; everything is apart from the graph but `side`.
+    """Hold the inputs of the backward pass of one step; all but `side` are detached from the graph.
 
     Attributes:
         logits: the logits of q, in the type of the model.

@@ -50,7 +50,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable; only POSIX can, and only POSIX needs to."""
+    """Make renames in a folder durable on POSIX systems; on others a rename is durable without it."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

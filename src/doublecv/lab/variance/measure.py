@@ -73,7 +73,7 @@ def _newest_model(folder: Path, settings: TrainSettings, dataset: Dataset) -> tu
     like = jax.eval_shape(jax.vmap(start) if settings.parallel_seeds else start, seeds)
     found = checkpoint.load_newest(folder, like, identity(settings, dataset), lambda _: None)
     if found is None:
-        raise InputError(f"{folder} has no checkpoint; continue the run with doublecv train --resume {folder}")
+        raise InputError(f"{folder} has no checkpoint; resume the run with doublecv train --resume {folder}")
     model: VAE = found.state.model
     if settings.parallel_seeds:
         model = jax.tree.map(lambda leaf: leaf[0], model)
