@@ -82,10 +82,11 @@ def main(steps: int = 500, figure: Path = Path("belief_net.png")) -> None:
     print(f"{'estimator':20}  first ELBO  last ELBO  variance relative to RLOO (mean of the second half)")
     for name in ("rloo", "double-cv", "quadratic-double-cv"):
         elbo, ratio = train(dcv.make(name, samples=SAMPLES), steps)
-        smooth = [sum(elbo[i : i + 20]) / 20 for i in range(0, len(elbo) - 19, 20)]
+        part = min(20, steps)
+        smooth = [sum(elbo[i : i + part]) / part for i in range(0, len(elbo) - part + 1, part)]
         half = ratio[len(ratio) // 2 :]
         print(f"{name:20}  {smooth[0]:10.2f}  {smooth[-1]:9.2f}  {sum(half) / len(half):.2f}", flush=True)
-        axes[0].plot(range(20, 20 * len(smooth) + 1, 20), smooth, label=name)
+        axes[0].plot(range(part, part * len(smooth) + 1, part), smooth, label=name)
         axes[1].plot([(i + 1) * max(1, steps // 4) for i in range(len(ratio))], ratio)
     axes[0].set(xlabel="step", ylabel="ELBO (nats per image)")
     axes[1].set(xlabel="step", ylabel="variance relative to RLOO")

@@ -108,11 +108,7 @@ SHORT = {
 def test_it_runs_and_comes_out_as_it_says(name, tmp_path):
     steps, check = SHORT[name]
     figure = tmp_path / "figure.png"
-    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, EXAMPLES / f"{name}.py", "--steps", str(steps), "--figure", str(figure)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env=environment
-    )
+    done = run_example(name, steps, figure, tmp_path)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     check(done.stdout)
@@ -121,6 +117,19 @@ def test_it_runs_and_comes_out_as_it_says(name, tmp_path):
     assert 500 <= width <= 1400
     assert imread(figure)[..., :3].std() > 0.05, "an empty figure"
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+
+
+def test_fewer_steps_than_a_mean_is_taken_over(tmp_path):
+    done = run_example("belief_net", 3, tmp_path / "figure.png", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def run_example(name, steps, figure, folder):
+    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, EXAMPLES / f"{name}.py", "--steps", str(steps), "--figure", str(figure)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=environment
+    )
 
 
 def test_no_example_is_left_out():

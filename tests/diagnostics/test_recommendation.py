@@ -130,6 +130,21 @@ def test_compilation_is_not_expected_to_take_longer_for_more_samples(clock):
     assert [row.samples for row in found.comparison.rows if row.name == "rloo"] == [16, 4]
 
 
+def test_an_estimator_that_compiles_slowly_does_not_keep_others_out(clock):
+    problem = Simulated(clock, 1e-7, gain=0.5, compilation=1.0)
+    seconds = {"QuadraticDoubleCV": 8.0}
+    step = problem.step
+
+    def slow_step(estimator):
+        problem.compilation = seconds.get(type(estimator).__name__, 1.0)
+        return step(estimator)
+
+    problem.step = slow_step
+    found = recommended(problem, budget=42.0)
+    assert ("rloo", 16) in {(row.name, row.samples) for row in found.comparison.rows}
+    assert clock.now <= 42.0
+
+
 @pytest.mark.parametrize("budget", [60.0, 90.0, 300.0])
 def test_the_budget_with_a_formula_whose_time_grows_faster_than_its_evaluations(clock, budget):
     problem = Simulated(clock, 1e-4, gain=0.5, pair=1e-3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
 from time import perf_counter
+from typing import NamedTuple
 
 from doublecv.biased import BiasedEstimator
 from doublecv.diagnostics.comparison import Comparison, Row, measured_row, notes
@@ -93,6 +94,20 @@ def recommend(
     return choose(pilot.timed_rows(), below, complete=len(not_tried) < len(pilot.rows))
 
 
+class _Cost(NamedTuple):
+    """Hold the time of a candidate.
+
+    Attributes:
+        fixed: the seconds of compilation.
+        work: the seconds of all steps and draws.
+        evaluations: the number of points at which one estimate evaluates f.
+    """
+
+    fixed: float
+    work: float
+    evaluations: int
+
+
 class _Pilot:
     """Measure candidates one after another, with an eye on the clock."""
 
@@ -100,13 +115,12 @@ class _Pilot:
         self.rows: list[Row] = []
         self._problem, self._budget, self._end = problem, budget, end
         self._steps: list[Callable[[], object]] = []
-        self._longest_fixed = self._longest_work = self._most_evaluations = 0.0
+        self._costs: dict[str, _Cost] = {}
 
     def measure(self, entrant: Entrant) -> bool:
         """Learn the coefficients of a candidate and measure its variance and time; return whether there was time."""
         problem, estimator, begin = self._problem, entrant.estimator, perf_counter()
-        growth = max(1.0, estimator.evaluations / max(1.0, self._most_evaluations))
-        if not self._has_time(self._longest_fixed + self._longest_work * growth):
+        if not self._has_time(self._expected(entrant)):
             return False
         step = problem.step(estimator)
         seconds = time_compiled(step)
@@ -122,12 +136,20 @@ class _Pilot:
             meters.append(draw(DRAWS, len(meters)))
         self.rows.append(replace(measured_row(entrant, prepared, reduce(merge, meters)), seconds=seconds))
         self._steps.append(step)
-        # Compilation takes about the same for every K; the rest grows with the evaluations of f.
         taken, work = perf_counter() - begin, (self._draws() + DRAWS * len(meters)) * seconds
-        self._longest_fixed = max(self._longest_fixed, taken - work)
-        self._longest_work = max(self._longest_work, min(taken, work))
-        self._most_evaluations = max(self._most_evaluations, estimator.evaluations)
+        cost = _Cost(max(0.0, taken - work), min(taken, work), estimator.evaluations)
+        self._costs[entrant.name] = max(self._costs.get(entrant.name, cost), cost, key=lambda each: each.evaluations)
         return True
+
+    def _expected(self, entrant: Entrant) -> float:
+        """Return the time that a candidate can be expected to take: that of the same estimator with another K, if any.
+
+        Compilation takes about the same for every K; the rest grows with the evaluations of f.
+        """
+        known = self._costs.get(entrant.name)
+        costs = self._costs.values() if known is None else [known]
+        evaluations = entrant.estimator.evaluations
+        return max((cost.fixed + cost.work * max(1, evaluations / cost.evaluations) for cost in costs), default=0.0)
 
     def _has_time(self, seconds: float) -> bool:
         """Return whether so much work and a round of timing end in time; the first candidate is always measured."""
