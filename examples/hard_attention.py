@@ -69,7 +69,7 @@ def train(classify: Any, estimator: dcv.Estimator, steps: int) -> tuple[Any, tup
         estimates = jax.vmap(lambda key: expectation.estimate(f, q, state[2].learned, key).gradient)
         return state, (values.mean(), estimates(jax.random.split(keys[0], 10)).var(axis=0, ddof=1).mean())
 
-    keys = jax.random.split(jax.random.key(1), (20, steps // 20))
+    keys = jax.random.split(jax.random.key(1), (20, max(1, steps // 20)))
     learning = expectation.init(problem(classify, policy, np.arange(BATCH))[1])
     (policy, *_), record = jax.lax.scan(part, (policy, optimizer.init(policy), learning), keys)
     return policy, record
@@ -87,7 +87,7 @@ def main(steps: int = 600, figure: Path = Path("hard_attention.png")) -> None:
             row = values[0], values[-1], variances.mean(), x.sum(-1).mean(), score(x)
             label = dcv.label(estimator)
             print(label.ljust(20), " {:10.3f}  {:7.3f}  {:8.2g}  {:7.1f}  {:8.3f}".format(*row), flush=True)
-            axis.semilogy(np.arange(1, 21) * (steps // 20), variances, label=label)
+            axis.semilogy(np.arange(1, 21) * max(1, steps // 20), variances, label=label)
         axis.legend(title=f"{name}: variance of the gradient", frameon=False, fontsize=8)
     pictures = jnp.where(x[:20] @ PATCHES, IMAGES[HELD_OUT[:20]], np.nan).reshape(20, 8, 8)
     pictures = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), constant_values=16).reshape(4, 5, 10, 10)

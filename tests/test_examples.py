@@ -119,8 +119,9 @@ def test_it_runs_and_comes_out_as_it_says(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
 
 
-def test_fewer_steps_than_a_mean_is_taken_over(tmp_path):
-    done = run_example("belief_net", 3, tmp_path / "figure.png", tmp_path)
+@pytest.mark.parametrize("name", ["belief_net", "hard_attention"])
+def test_fewer_steps_than_a_mean_is_taken_over(name, tmp_path):
+    done = run_example(name, 3, tmp_path / "figure.png", tmp_path)
     assert done.returncode == 0, done.stderr
 
 
