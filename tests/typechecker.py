@@ -10,6 +10,7 @@ import ast
 import functools
 import inspect
 import sys
+from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 from beartype import BeartypeConf
@@ -25,7 +26,8 @@ def _names(module_name):
     """Return the names that a module defines, and those that it imports for annotations only."""
     module = sys.modules[module_name]
     names = dict(vars(module))
-    for node in ast.parse(inspect.getsource(module)).body:
+    # `inspect.getsource` would ask the module for attributes, and so call a `__getattr__` that is itself checked.
+    for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             exec(compile(ast.Module(node.body, []), module.__file__, "exec"), names)
     return names

@@ -17,7 +17,7 @@ from doublecv.estimators.categorical import CARMS, AntitheticTree, DisARMTree, S
 from doublecv.estimators.couplings import Antithetic, Coupling, DirichletCopula, Independent
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import LinearEstimator, fixed_coefficients
-from doublecv.estimators.parts import Parts, Vectors, WeightedScores
+from doublecv.estimators.parts import Parts, TabledScores, Vectors, WeightedScores
 from doublecv.estimators.quadratic import QuadraticDoubleCV
 from doublecv.estimators.registry import label, make, names, register
 from doublecv.estimators.relaxed import ConcreteDoubleCV, Rebar, Relax
@@ -90,6 +90,7 @@ __all__ = [
     "RelaxedEstimator",
     "Rodeo",
     "StickBreakingCopula",
+    "TabledScores",
     "Vectors",
     "WeightedScores",
     "fixed_coefficients",

@@ -21,10 +21,10 @@ from doublecv.estimators.parts import Vectors
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MAX_DIRECTIONS = 64
+MAX_DIRECTIONS = 100
 """The largest number of directions that is chosen by itself."""
 
-FIT_ELEMENTS = 25
+FIT_ELEMENTS = 16
 """About how many batch elements the surrogate is fitted on per step, evenly spread over the batch."""
 
 LARGEST_MISFIT = 1e4
@@ -72,7 +72,7 @@ class LearnedSurrogate(Estimator):
 
     Attributes:
         base: the estimator of the residual's gradient, any without relaxed points; K is that of the base.
-        directions: the number of directions u; None for min(64, D).
+        directions: the number of directions u; None for min(100, D).
     """
 
     # K is the base's, whose constructor has checked it.

@@ -45,8 +45,9 @@ kept, such as a hidden layer, is not seen: PyTorch adds up the gradients that re
 from.
 """
 
-ALWAYS, EVERY = 32, 4
-"""The running averages of coefficients move in the first `ALWAYS` backward passes, then in every `EVERY`-th one.
+ALWAYS, EVERY = 64, 8
+"""The running averages of coefficients move in the first `ALWAYS` backward passes, and later less often, from `ALWAYS`
+times `EVERY` passes on in every `EVERY`-th one.
 
 They run over hundreds of passes, and where the model is small, moving them takes longer than the rest of the formula.
 """
@@ -307,7 +308,7 @@ class Expectation(nn.Module):
 
     def _is_observing(self) -> bool:
         """Return whether the running averages move in the next backward pass."""
-        return self._passes < ALWAYS or self._passes % EVERY == 0
+        return self._passes % max(1, min(EVERY, self._passes // ALWAYS)) == 0
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Save the number of backward passes with the averages, so that a resumed run is the same run."""
