@@ -1,5 +1,8 @@
 """What a user gets by installing the package: light imports, the promised names, documents that are true."""
 
+import ast
+import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -46,6 +49,18 @@ def test_import_loads_no_framework():
         print([name for name in ("jax", "torch", "matplotlib", "ray", "optax", "scipy") if name in sys.modules])
     """)
     assert loaded.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("docs/*.py"), *ROOT.glob("examples/*.py")]), ids=lambda path: path.name
+)
+def test_programs_outside_the_package_import_names_that_exist(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "doublecv":
+            module = importlib.import_module(node.module)
+            for name in node.names:
+                found = hasattr(module, name.name) or importlib.util.find_spec(f"{node.module}.{name.name}")
+                assert found, f"{path.name}: {node.module} has no {name.name}"
 
 
 def test_formulas_run_where_no_framework_is_installed():
