@@ -24,17 +24,22 @@ def samples_for(name):
     return max(2, estimators.make(name, samples=4).needs.minimum_samples)
 
 
+def moving(state):
+    """Return what every step changes; solved coefficients are 0 until later steps than the first support them."""
+    numbers, averages, _ = state.estimator.learned
+    return state.model, numbers, {name: value for name, value in averages.items() if "coefficients" not in name}
+
+
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_any_estimator_trains_binary_latents(name):
     settings = tiny_settings(estimator=name, samples=samples_for(name))
     program = make_step(settings, tiny_dataset())
     state = program.start()
-    start = jax.tree.map(np.array, (state.model, state.estimator.learned[:2]))
+    start = jax.tree.map(np.array, moving(state))
     state, report = program.chunk(state, 0, 3)
     assert int(report.first_bad_step) == -1
     assert np.isfinite([report.elbo, report.encoder_variance, report.logits_variance]).all()
-    end = (state.model, state.estimator.learned[:2])
-    unmoved = [np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start, end)), strict=True)]
+    unmoved = [np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start, moving(state))), strict=True)]
     assert not any(unmoved)
 
 
