@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from doublecv.distributions import Bernoulli
 from doublecv.estimators import Estimator
 from doublecv.lab.bench import problem
-from doublecv.torch import Expectation
 from doublecv.torch.diagnostics import TorchProblem
+from doublecv.torch.expectation import ALWAYS, EVERY, Expectation
 
 
 def gradient(estimator: Estimator) -> Callable[[], object]:
@@ -25,17 +25,19 @@ def gradient(estimator: Estimator) -> Callable[[], object]:
 
 
 def step(estimator: Estimator) -> Callable[[], None]:
-    """Return a call that makes one step of Adam on the encoder, the decoder and the learned state."""
+    """Return a call that makes `EVERY` steps of Adam, of which one moves the running averages, as in a long run."""
     torch.manual_seed(0)
     y = torch.as_tensor(problem.images())
     encoder, decoder = _layers(problem.STEP_ENCODER), _layers(problem.STEP_DECODER)
     context = torch.randn(problem.BATCH, problem.FEATURES)
     expectation = Expectation(estimator).init(Bernoulli(logits=encoder(y)), context=context)
+    if (state := expectation.state_dict()).get("passes") is not None:
+        expectation.load_state_dict(state | {"passes": torch.tensor(ALWAYS * EVERY)})
     optimizer = torch.optim.Adam(
         [*encoder.parameters(), *decoder.parameters(), *expectation.parameters()], lr=problem.LEARNING_RATE
     )
 
-    def call() -> None:
+    def make_step() -> None:
         q = Bernoulli(logits=encoder(y))
         held = q.detach()
 
@@ -47,6 +49,10 @@ def step(estimator: Estimator) -> Callable[[], None]:
         value: Tensor = expectation(negative_elbo, q, context=context)
         value.mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+    def call() -> None:
+        for _ in range(EVERY):
+            make_step()
 
     return call
 
@@ -63,4 +69,4 @@ def _log_likelihood(decoder: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return -losses.sum(-1)
 
 
-WORKLOADS = {"gradient": problem.Workload(gradient), "step": problem.Workload(step)}
+WORKLOADS = {"gradient": problem.Workload(gradient), "step": problem.Workload(step, steps=EVERY)}
