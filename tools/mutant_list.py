@@ -73,7 +73,18 @@ MUTANTS = [
     Mutant(
         "estimators/averages.py", "leave_one_out((v[:pairs] + v[pairs:]) / 2)", "(v[:pairs] + v[pairs:]) / 2", BATTERY
     ),
-    Mutant("estimators/averages.py", "else sum_over_samples(v) / v.shape[0]", "else sum_over_samples(v)", BATTERY),
+    Mutant(
+        "estimators/averages.py",
+        "else q.weighted_sum(weight, v) / v.shape[0]",
+        "else q.weighted_sum(weight, v)",
+        BATTERY,
+    ),
+    Mutant(
+        "estimators/averages.py",
+        "else sum_over_samples(v) / v.shape[0]",
+        "else sum_over_samples(v)",
+        "tests/estimators/test_bound.py",
+    ),
     Mutant(
         "estimators/averages.py",
         "return q.covariance_product(sum_over_samples(v) / v.shape[0])",
@@ -142,10 +153,26 @@ MUTANTS = [
     Mutant("estimators/quadratic.py", '"own_square": leave_one_out(of_Q.own)', '"own_square": of_Q.own', BATTERY),
     Mutant("estimators/quadratic.py", '"current_square": correction}', '"current_square": 2 * correction}', BATTERY),
     Mutant("estimators/quadratic.py", "xp.sum(A, axis=0) - own", "xp.sum(A, axis=0)", BATTERY),
-    Mutant("estimators/quadratic.py", "keepdims=True) - current - crossed", "keepdims=True) - current", BATTERY),
+    Mutant(
+        "estimators/quadratic.py",
+        "keepdims=True) - current - crossed",
+        "keepdims=True) - current",
+        f"{MOMENTS} -k direction",
+    ),
     Mutant("estimators/quadratic.py", "n = q.dot(G, q.covariance_product(G))", "n = q.dot(G, G)", BATTERY),
     # Paths.
-    Mutant("estimators/averages.py", "return v / v.shape[0] if q.visited else", "return v if q.visited else", PATHS),
+    Mutant(
+        "estimators/averages.py",
+        "return q.scale(weight, v) / v.shape[0] if q.visited",
+        "return q.scale(weight, v) if q.visited",
+        PATHS,
+    ),
+    Mutant(
+        "estimators/averages.py",
+        "return v / v.shape[0] if q.visited else",
+        "return v if q.visited else",
+        "tests/estimators/test_bound.py",
+    ),
     Mutant(
         "estimators/averages.py",
         "return q.covariance_product(leave_one_out(v)) / v.shape[0]",
