@@ -56,6 +56,16 @@ def test_the_last_two_stay(tmp_path):
     assert load(tmp_path)[0].step == 100
 
 
+def test_a_renamed_checkpoint_is_not_taken_for_one_of_another_step(tmp_path):
+    checkpoint.save(tmp_path, state(1), 5, 0, IDENTITY)
+    checkpoint.save(tmp_path, state(2), 10, 0, IDENTITY)
+    (tmp_path / "checkpoint-000000010").rename(tmp_path / "checkpoint-000000020")
+    loaded, notices = load(tmp_path)
+    assert loaded.step == 5
+    assert len(notices) == 1
+    assert "it was renamed: checkpoint.json says step 10" in notices[0]
+
+
 def test_nothing_there(tmp_path):
     assert load(tmp_path) == (None, [])
 
