@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from math import prod
+from math import hypot, prod
 from time import perf_counter
 from typing import NamedTuple
 
@@ -21,13 +21,14 @@ CANDIDATES = ("rloo", "quadratic-double-cv", "arms", "double-cv")
 """The estimators of the pilot run, in the order in which they are measured: the first ones differ most."""
 
 SIMPLE_FIRST = ("rloo", "arms", "double-cv", "quadratic-double-cv")
-"""The same from simple to complex. Among equals the simpler one is recommended."""
+"""The same from simple to complex. Among estimators of the same cost, K and variance the simplest is recommended."""
 
 SAMPLES = (4, 16, 8, 64, 2, 32)
 """The numbers of samples, in the order in which they are tried while the budget lasts."""
 
-EQUAL = 1.1
-"""Two costs whose ratio is below this are equal: the time of a short run is not known better."""
+EQUAL = 1.25
+"""Two costs whose ratio is below this are equal: the time of a short run is not known much better, and the cost hardly
+changes with K near its least value, while the memory of a step grows with K."""
 
 ENOUGH_GRADIENTS, DRAWS, MOST_DRAWS = 2000, 20, 400
 """A variance is measured from so many gradients of single batch elements, an error of about 5 percent, `DRAWS` draws at
@@ -188,8 +189,7 @@ def candidates(
                 continue
             if not isinstance(estimator, Estimator):
                 raise ValueError(f"estimators must be unbiased for a recommendation, got {name!r}; take compare")
-            uses_gradient = estimator.needs.gradient or estimator.needs.mean or estimator.needs.relaxed_points > 0
-            if uses_gradient and not has_gradient:
+            if _uses_gradient(estimator) and not has_gradient:
                 continue
             entrants.append(Entrant(name_of(estimator), estimator))
     if not entrants:
@@ -198,7 +198,11 @@ def candidates(
 
 
 def choose(rows: Sequence[Row], below: tuple[str, ...] = (), complete: bool = True) -> Recommendation:
-    """Return the recommendation for timed rows: the least variance per second, or something simpler that is as good.
+    """Return the recommendation for timed rows: the least variance per second with as few evaluations as that takes.
+
+    Rows whose cost is within `EQUAL` of the least are equally good. Among them the fewest evaluations of f decide, then
+    whether the estimator works without the gradient of f in x, then the least variance. Of variances that cannot be
+    told apart the simplest estimator's is taken.
 
     Args:
         rows: the rows.
@@ -208,14 +212,15 @@ def choose(rows: Sequence[Row], below: tuple[str, ...] = (), complete: bool = Tr
     ordered = sorted(rows, key=lambda row: row.variance_times_seconds)
     least = ordered[0].variance_times_seconds
     equal = [row for row in ordered if row.variance_times_seconds <= EQUAL * least]
-    best = min(equal, key=lambda row: (_complexity(row), row.samples))
+    first, *group = sorted(equal, key=lambda row: (_demands(row), row.variance))
+    group = [row for row in group if _demands(row) == _demands(first) and not _differ(row, first)]
+    best = min([first, *group], key=_complexity)
     others = [row for row in ordered if row.name != best.name]
-    sentence = f"Take {best.name} with K = {best.samples}: "
-    if best.variance_times_seconds > least:
-        sentence += f"within {EQUAL - 1:.0%} of the least variance per second"
-    else:
-        sentence += "it has the least variance per second"
-    sentence += " of all that were measured on this f, q and machine"
+    place = f"is within {EQUAL - 1:.0%} of" if best.variance_times_seconds > least else "has"
+    sentence = (
+        f"Take {best.name} with K = {best.samples}: with {best.evaluations} evaluations of f per step it {place} the "
+        f"least variance per second of all that were measured on this f, q and machine"
+    )
     if others:
         ratio = others[0].variance_times_seconds / best.variance_times_seconds if best.variance_times_seconds else 1.0
         sentence += (
@@ -226,6 +231,21 @@ def choose(rows: Sequence[Row], below: tuple[str, ...] = (), complete: bool = Tr
         sentence += "; most candidates were not measured, so a larger budget may find a better one"
     assert isinstance(best.estimator, Estimator)
     return Recommendation(best.estimator, Comparison(tuple(ordered), below), f"{sentence}.")
+
+
+def _demands(row: Row) -> tuple[int, bool]:
+    """Return the evaluations of f, and whether its gradient in x is needed."""
+    assert isinstance(row.estimator, Estimator)
+    return row.evaluations, _uses_gradient(row.estimator)
+
+
+def _uses_gradient(estimator: Estimator) -> bool:
+    return estimator.needs.gradient or estimator.needs.mean or estimator.needs.relaxed_points > 0
+
+
+def _differ(row: Row, other: Row) -> bool:
+    """Return whether two variances differ by more than twice the standard error of their difference."""
+    return abs(row.variance - other.variance) > 2 * hypot(row.standard_error, other.standard_error)
 
 
 def _complexity(row: Row) -> int:

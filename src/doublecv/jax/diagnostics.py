@@ -41,6 +41,10 @@ from doublecv.sequential import Sequential
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PRNGKeyArray
 
+RUN_A_FEW_TIMES = {"xla_backend_optimization_level": 1}
+"""Options of the compiler for programs whose time is not measured and that spend more of it in compilation than in use.
+"""
+
 NUMBERS_AT_ONCE = 2**20
 """The coordinates of all points at which f is evaluated at once, at most, if that is more than one estimate's."""
 
@@ -320,13 +324,17 @@ def mean_products(
 
 
 def chunk_size(q: Distribution | Sequential, estimator: AnyEstimator, draws: int) -> int:
-    """Return the number of estimates that are computed at once."""
+    """Return the number of estimates that are computed at once: a divisor of `draws` if there is a large one.
+
+    With a remainder, the program would contain the estimate twice, and take twice the time to compile.
+    """
     if isinstance(q, Sequential):
         sample = jax.eval_shape(lambda: q.visit(1, uniform(jax.random.key(0))).x).shape
     else:
         sample = q.logits.shape
     size: int = prod(sample) * estimator.evaluations
-    return max(1, min(draws, 100, NUMBERS_AT_ONCE // max(1, size)))
+    most = max(1, min(draws, 100, NUMBERS_AT_ONCE // max(1, size)))
+    return next((chunk for chunk in range(most, most // 2, -1) if draws % chunk == 0), most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +375,10 @@ class JaxProblem(Problem):
         linear = coefficients.require_linear(estimator)
         if linear is None:
             return Learned({}, {}, {})
-        products = jax.jit(lambda key: mean_products(self.f, self.q, estimator, key, draws, self.context))
+        products = jax.jit(
+            lambda key: mean_products(self.f, self.q, estimator, key, draws, self.context),
+            compiler_options=RUN_A_FEW_TIMES,
+        )
         return coefficients.solve(linear, products(self._key(FIT_STREAM)))
 
     def train(self, estimator: Estimator, steps: int) -> Learned:
@@ -387,7 +398,7 @@ class JaxProblem(Problem):
     def measure(self, estimator: AnyEstimator, learned: Learned) -> Measure:
         """Return a function that draws gradients."""
 
-        @partial(jax.jit, static_argnums=1)
+        @partial(jax.jit, static_argnums=1, compiler_options=RUN_A_FEW_TIMES)
         def run(key: Any, draws: int) -> Meter:
             chunk = chunk_size(self.q, estimator, draws)
             return measure(lambda key: self._gradient(estimator, learned, key), key, draws, chunk)
