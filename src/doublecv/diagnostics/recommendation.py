@@ -23,8 +23,9 @@ CANDIDATES = ("rloo", "quadratic-double-cv", "arms", "double-cv")
 SIMPLE_FIRST = ("rloo", "arms", "double-cv", "quadratic-double-cv")
 """The same from simple to complex. Among estimators of the same cost, K and variance the simplest is recommended."""
 
-SAMPLES = (4, 16, 8, 64, 2, 32)
-"""The numbers of samples, in the order in which they are tried while the budget lasts."""
+SAMPLES = (4, 16, 64, 8, 32, 2)
+"""The numbers of samples, in the order in which they are tried while the budget lasts: two of them with all estimators,
+then the next two, so that a small and a large K are compared early."""
 
 EQUAL = 1.25
 """Two costs whose ratio is below this are equal: the time of a short run is not known much better, and the cost hardly
@@ -79,7 +80,7 @@ def recommend(
         has_gradient: returns whether f has a gradient in x; estimators that need one are left out otherwise.
         budget: the seconds that the pilot run may take.
         estimators: names of the candidates.
-        samples: one K or several, in the order in which they are tried.
+        samples: one K or several, in the order in which they are tried, two at a time.
     """
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
         raise ValueError(f"budget must be a positive number of seconds, got {budget!r}")
@@ -177,21 +178,22 @@ def candidates(
     """Return the candidates that exist for this problem, in the order in which they are measured."""
     entrants = []
     names = [estimators] if isinstance(estimators, Estimator | BiasedEstimator | str) else list(estimators)
-    for count in [samples] if isinstance(samples, int) else samples:
-        for name in names:
-            try:
-                estimator = by_name(name, count) if isinstance(name, str) else name
-                problem.check_entrant(estimator)
-            except UnknownName:
-                raise
-            except (TypeError, ValueError):
-                # Not every estimator exists for every K and family.
-                continue
-            if not isinstance(estimator, Estimator):
-                raise ValueError(f"estimators must be unbiased for a recommendation, got {name!r}; take compare")
-            if _uses_gradient(estimator) and not has_gradient:
-                continue
-            entrants.append(Entrant(name_of(estimator), estimator))
+    counts = [samples] if isinstance(samples, int) else list(samples)
+    pairs = [counts[start : start + 2] for start in range(0, len(counts), 2)]
+    for name, count in ((name, count) for pair in pairs for name in names for count in pair):
+        try:
+            estimator = by_name(name, count) if isinstance(name, str) else name
+            problem.check_entrant(estimator)
+        except UnknownName:
+            raise
+        except (TypeError, ValueError):
+            # Not every estimator exists for every K and family.
+            continue
+        if not isinstance(estimator, Estimator):
+            raise ValueError(f"estimators must be unbiased for a recommendation, got {name!r}; take compare")
+        if _uses_gradient(estimator) and not has_gradient:
+            continue
+        entrants.append(Entrant(name_of(estimator), estimator))
     if not entrants:
         raise ValueError("none of the estimators supports this f and q with these numbers of samples")
     return list(dict.fromkeys(entrants))

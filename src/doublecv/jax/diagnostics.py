@@ -215,7 +215,7 @@ def recommend(
         key: a JAX random key.
         budget: the seconds that the pilot run may take, compilation included.
         estimators: the candidates.
-        samples: the numbers of samples, in the order in which they are tried while the budget lasts.
+        samples: the numbers of samples, in the order in which they are tried while the budget lasts, two at a time.
         context: features of each batch element, for estimators that use them.
         has_aux: whether f returns a pair of values and auxiliary output, which is not used.
         differentiate_f: whether the time includes the gradient in the arrays that f closes over, as when f is trained.

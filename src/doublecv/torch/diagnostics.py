@@ -209,7 +209,7 @@ def recommend(
         generator: the source of the noise; torch's global generator if None.
         budget: the seconds that the pilot run may take.
         estimators: the candidates.
-        samples: the numbers of samples, in the order in which they are tried while the budget lasts.
+        samples: the numbers of samples, in the order in which they are tried while the budget lasts, two at a time.
         context: features of each batch element, for estimators that use them.
         has_aux: whether f returns a pair of values and auxiliary output, which is not used.
         differentiate_f: whether the time includes the gradient in what f uses, as when f is trained.
