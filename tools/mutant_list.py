@@ -385,8 +385,8 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/surrogate.py",
-        "exact - rloo(fit.r)",
-        "exact + rloo(fit.r)",
+        '{"factor": -exact}',
+        '{"factor": exact}',
         "tests/estimators/test_surrogate_factor.py",
     ),
     Mutant(
@@ -395,7 +395,7 @@ MUTANTS = [
         'judged.averages["log_own"] < 20 * moments.FALL',
         "tests/estimators/test_surrogate_factor.py -k left_out",
     ),
-    Mutant("estimators/surrogate.py", "slope + across - diagonal * score,", "slope + across,", SURROGATE),
+    Mutant("estimators/surrogate.py", "slope + across - diagonal * score\n", "slope + across\n", SURROGATE),
     Mutant(
         "estimators/surrogate.py",
         "xp.where(counts, -2 / max(1, K - 1) * weight * centered, none)",

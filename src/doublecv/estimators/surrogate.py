@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -13,10 +13,10 @@ import numpy as np
 from doublecv.arrays import Array, detach, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.estimators import moments
-from doublecv.estimators.averages import leave_one_out, score_gradient, score_magnitude
+from doublecv.estimators.averages import leave_one_out
 from doublecv.estimators.base import Applied, Estimator, Learned, Needs, not_an_estimator
 from doublecv.estimators.evaluation import Evaluation
-from doublecv.estimators.parts import Vectors
+from doublecv.estimators.parts import WeightedScores
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 MAX_DIRECTIONS = 100
 """The largest number of directions that is chosen by itself."""
 
-FIT_ELEMENTS = 16
-"""About how many batch elements the surrogate is fitted on per step, evenly spread over the batch."""
+FIT_POINTS, FIT_ELEMENTS = 32, 8
+"""The surrogate is fitted per step on about so many samples, those of batch elements evenly spread over the batch, and
+on at least so many elements."""
 
 LARGEST_MISFIT = 1e4
 """The largest misfit of a batch element, in units of the squared spread, that the fit follows in proportion."""
@@ -195,7 +196,7 @@ class LearnedSurrogate(Estimator):
                 + 2 w_r \, u_r \bar\delta.
         """
         xp, K, (variables,) = q.xp, self.samples, q.event_shape
-        step = max(1, prod(q.batch_shape) // FIT_ELEMENTS)
+        step = max(1, prod(q.batch_shape) // max(FIT_ELEMENTS, FIT_POINTS // K))
         elements, directions = len(range(0, prod(q.batch_shape), step)), own["directions"].shape[0]
         features = context.shape[-1]
 
@@ -257,16 +258,19 @@ def _split(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: value for name, value in tree.items() if not name.startswith(PREFIX)}, own
 
 
-def _judged_parts(q: Distribution, evaluation: Evaluation, fit: _Fit) -> Vectors:
-    r"""Return :math:`\mathrm{RLOO}(f)` and :math:`M \, slope - \mathrm{RLOO}(r)`, the parts that judge the factor."""
-    x = evaluation.x
+def _judged_parts(q: Distribution, evaluation: Evaluation, fit: _Fit) -> WeightedScores:
+    r"""Return :math:`\mathrm{RLOO}(f)` and :math:`M \, slope - \mathrm{RLOO}(r)`, the parts that judge the factor.
 
-    def rloo(values: Float[Array, "K *batch"]) -> Float[Array, "*batch D"]:
-        return score_gradient(q, x, values if x.shape[0] == 1 else values - leave_one_out(values))
+    They are kept as weights of the scores, because the judgement looks at some batch elements only.
+    """
+
+    def weights(values: Float[Array, "K *batch"]) -> Float[Array, "K *batch"]:
+        return values if values.shape[0] == 1 else values - leave_one_out(values)
 
     exact = q.covariance_product(fit.slope)
-    size = partial(score_magnitude, q, q.score(x), fit.r, exact)
-    return Vectors(q, rloo(evaluation.f), {"factor": exact - rloo(fit.r)}, size)
+    return WeightedScores(
+        q, q.score(evaluation.x), weights(evaluation.f), {"factor": -weights(fit.r)}, {"factor": -exact}
+    )
 
 
 class _Fit(NamedTuple):
@@ -315,10 +319,10 @@ def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any],
     # One axis of points: the gradient of the directions would transpose what it sums over two axes.
     count, variables = directions.shape
     along = xp.reshape(xp.reshape(score, (-1, variables)) @ directions.T, (*score.shape[:-1], count))
-    weighted = w * along
-    across = xp.reshape(xp.reshape(weighted, (-1, count)) @ directions, score.shape)
-    r = q.dot(slope, score) + (q.dot(weighted, along) - q.dot(diagonal * score, score)) / 2
-    return _Fit(slope, r, slope + across - diagonal * score, w, along)
+    across = xp.reshape(xp.reshape(w * along, (-1, count)) @ directions, score.shape)
+    dr = slope + across - diagonal * score
+    # The quadratic form at s is half the product of s with the form's gradient at s, and the slope is counted twice.
+    return _Fit(slope, q.dot(score, slope + dr) / 2, dr, w, along)
 
 
 def _residual(evaluation: Evaluation, fit: _Fit) -> Evaluation:
