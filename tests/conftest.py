@@ -16,6 +16,12 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not i
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled_programs.name
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+# It must be installed before the package is imported. A variable reaches the workers; a plugin does not early enough.
+if "DOUBLECV_TYPECHECK" in os.environ:
+    import typechecker
+
+    typechecker.install("doublecv")
+
 import jax
 
 from browser import PROGRAM, Pages, chromium

@@ -4,7 +4,7 @@ All other operations in the formulas use the array API standard, so that one for
 
 In annotations, `*batch` are the axes of independent problems, `*logits` are the batch axes followed by the axes of one
 event (D for Bernoulli, D C for Categorical), K is the number of samples, `*leading` are any axes in front, and
-`*points` are any axes followed by those of the logits.
+`*points` are any axes followed by those of the logits. Axes marked `*#` are broadcast to those of the same name.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def softplus(a: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return xp.where(positive, a, xp.zeros_like(a)) + xp.log1p(xp.exp(xp.where(positive, -a, a)))
 
 
-def _location(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "*logits"]:
+def _location(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:
     """Return the logits or log probabilities, clipped so that a division by a squared temperature does not overflow."""
     largest = float(q.xp.finfo(noise.dtype).max) ** 0.25
     finite = type(q)(logits=q.xp.clip(q.xp.astype(q.logits, noise.dtype), -largest, largest))
