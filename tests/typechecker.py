@@ -48,6 +48,9 @@ def checked(function, find_hints=None):
     function returns. `find_hints` returns the annotations, by default those of the function.
     """
     signature = inspect.signature(function)
+    if "<locals>" in function.__qualname__:
+        # Its annotations may use names of the function around it, which are not kept until the call.
+        _hints(function, sys._getframe(1).f_locals)
 
     @functools.wraps(function)
     def call(*arguments, **named):
@@ -113,7 +116,7 @@ def _problem(function, name, value, hints, arguments):
     return f"{where} is annotated {hint}, got {type(value)}: {shown}"
 
 
-def _hints(function):
+def _hints(function, local_names=None):
     """Return a function's annotations; nothing while its module is being imported, where names may still be missing."""
     # The functions that one piece of code defines, one at each execution, have the same annotations.
     key = (function.__code__, function.__module__, function.__qualname__)
@@ -122,7 +125,7 @@ def _hints(function):
         if _is_being_imported(module):
             return {}
         names = _names(module)
-        _known_hints[key] = get_type_hints(function, names, names)
+        _known_hints[key] = get_type_hints(function, names, names | (local_names or {}))
     return _known_hints[key]
 
 
