@@ -33,7 +33,7 @@ lint: .venv/installed
 
 # The fast set with every annotated shape and type checked when a function is called.
 typecheck-run: .venv/installed
-	PYTHONPATH=tests $(PYTEST) -m '$(FAST)' --jaxtyping-packages=doublecv,typechecker.checked
+	DOUBLECV_TYPECHECK=1 $(PYTEST) -m '$(FAST)'
 
 # Break the code in known ways, and check that a fast test fails for each.
 mutants: .venv/installed

@@ -16,6 +16,12 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not i
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled_programs.name
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+# It must be installed before the package is imported. A variable reaches the workers; a plugin does not early enough.
+if "DOUBLECV_TYPECHECK" in os.environ:
+    import typechecker
+
+    typechecker.install("doublecv")
+
 import jax
 
 from browser import PROGRAM, Pages, chromium
@@ -30,12 +36,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MEMORY = 1 << 30
-"""Bytes of resident memory above which a worker forgets its compiled programs."""
+"""Bytes of its own memory above which a worker forgets its compiled programs."""
 
 
-def _resident_memory():
+def _own_memory():
+    # Without the files of libraries: those of PyTorch with CUDA are more than 1 GB.
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -52,7 +60,7 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_teardown(item, nextitem):
     """Forget compiled programs at the end of a module, and within one that takes much memory."""
     ends_module = nextitem is None or nextitem.path != item.path
-    if sys.platform == "linux" and _resident_memory() > (MEMORY // 2 if ends_module else MEMORY):
+    if sys.platform == "linux" and _own_memory() > (MEMORY // 2 if ends_module else MEMORY):
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # The C library keeps what is freed otherwise.

@@ -1,15 +1,17 @@
 """The suite itself: what is left out of the fast set exists, and the run-time checker of annotations can fail."""
 
+import importlib
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxtyping import Float, jaxtyped
+from jaxtyping import Float
 
 from doublecv import estimators
 from slow_tests import LEFT_OUT, VARIANTS, markers_of
-from typechecker import checked
+from typechecker import UntrueAnnotationError, checked, install
 
 TESTS = Path(__file__).parent
 
@@ -30,7 +32,7 @@ def test_variants_are_registered_and_left_out_of_the_front_ends_only():
     assert markers_of("tests/estimators/test_battery.py::test_it[arms]", ["arms"]) == set()
 
 
-@jaxtyped(typechecker=checked)
+@checked
 def outer(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " m"], transposed: bool = False) -> Float[np.ndarray, "n m"]:
     return np.outer(b, a) if transposed else np.outer(a, b)
 
@@ -50,5 +52,56 @@ def test_the_checker_accepts_what_is_annotated():
     ids=["shape", "type", "option", "result"],
 )
 def test_the_checker_refuses_what_is_not(arguments):
-    with pytest.raises(TypeError):
+    with pytest.raises(UntrueAnnotationError):
         outer(*arguments)
+
+
+@checked
+def half(number: int) -> float:
+    if isinstance(number, str):
+        raise ValueError("number must be an int")
+    return number / 2
+
+
+def test_the_checker_lets_an_error_of_the_function_through():
+    with pytest.raises(ValueError, match="must be an int"):
+        half("3")
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        half()
+    with pytest.raises(UntrueAnnotationError, match=r"half: number is annotated <class 'int'>, got <class 'float'>"):
+        half(3.0)
+
+
+PACKAGE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+import numpy as np
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+def transposed(a: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
+    return a.T
+
+@dataclass
+class Parent:
+    a: Float[np.ndarray, "n"]
+
+@dataclass
+class Pair(Parent):
+    b: Float[np.ndarray, "n"]
+"""
+
+
+def test_the_checker_resolves_what_is_imported_for_annotations_only(tmp_path, monkeypatch):
+    (tmp_path / "package_with_shapes.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    install("package_with_shapes")
+    package = importlib.import_module("package_with_shapes")
+    assert package.transposed(np.ones((2, 2))).shape == (2, 2)
+    with pytest.raises(UntrueAnnotationError, match="transposed: return"):
+        package.transposed(np.ones((2, 3)))
+    assert package.Pair(np.ones(2), np.ones(2)).b.shape == (2,)
+    with pytest.raises(UntrueAnnotationError, match="b is annotated"):
+        package.Pair(np.ones(2), np.ones(3))

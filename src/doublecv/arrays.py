@@ -4,7 +4,7 @@ All other operations in the formulas use the array API standard, so that one for
 
 In annotations, `*batch` are the axes of independent problems, `*logits` are the batch axes followed by the axes of one
 event (D for Bernoulli, D C for Categorical), K is the number of samples, `*leading` are any axes in front, and
-`*points` are any axes followed by those of the logits.
+`*points` are any axes followed by those of the logits. Axes marked `*#` are broadcast to those of the same name.
 """
 
 from __future__ import annotations
@@ -49,6 +49,24 @@ def is_jax_array(array: Array) -> bool:
 
 
 _of_jax: dict[type, bool] = {}
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array of a library that has a namespace; remembered for its type also."""
+    kind = type(value)
+    if kind not in _are_arrays:
+        _are_arrays[kind] = bool(is_array_api_obj(value))
+    return _are_arrays[kind]
+
+
+_are_arrays: dict[type, bool] = {}
+
+
+def remember(array: Array) -> None:
+    """Find now what the functions above remember for the type of an array."""
+    namespace(array)
+    is_jax_array(array)
+    is_array(array)
 
 
 def detach(array: Array) -> Array:
@@ -184,7 +202,7 @@ def _without_graph(array: Array) -> AbstractContextManager[Any]:
 
 def require_floating(argument: str, array: Array) -> None:
     """Raise unless `array` is an array of a real floating type."""
-    if not is_array_api_obj(array):
+    if not is_array(array):
         raise TypeError(
             f"{argument} must be a NumPy, JAX or torch array, got {type(array).__name__}; "
             f"wrap it first, for example numpy.asarray({argument}, dtype=float)"

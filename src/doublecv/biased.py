@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from doublecv.arrays import Array, Shape, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
-from doublecv.estimators.concrete import Concrete, relax, relaxed_sample
+from doublecv.estimators.concrete import hard_sample, relax, relaxed_sample
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -124,7 +124,7 @@ class GumbelSoftmaxStraightThrough(BiasedEstimator):
 
     def draw(self, q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "K *logits"]:
         """Draw the hard samples."""
-        return Concrete().draw(q, noise[None])
+        return hard_sample(q, noise)
 
     def backpropagate(
         self, q: Distribution, noise: Float[Array, "K ..."], x: Float[Array, "K *logits"], df: Float[Array, "K *logits"]

@@ -177,7 +177,7 @@ class Distribution(ABC):
         return remembered["score"]
 
     @final
-    def dot(self, a: Float[Array, "*points"], b: Float[Array, "*points"]) -> Float[Array, "*shape"]:
+    def dot(self, a: Float[Array, "*#points"], b: Float[Array, "*#points"]) -> Float[Array, "*shape"]:
         """Return the inner product over the event axes."""
         if isinstance(a, np.ndarray) or (a.ndim != b.ndim and is_jax_array(a)):
             return self._sum_over_event(a * b)
@@ -271,7 +271,7 @@ class Distribution(ABC):
         r"""Return :math:`\mu = E[x]`."""
 
     @abstractmethod
-    def covariance_product(self, v: Float[Array, "*points"]) -> Float[Array, "*points"]:
+    def covariance_product(self, v: Float[Array, "*#points"]) -> Float[Array, "*points"]:
         r"""Return the product :math:`M v` with :math:`M = E[s(x) (x - \mu)^T]`."""
 
     @abstractmethod
@@ -340,7 +340,7 @@ class Bernoulli(Distribution):
         small = self._exp_neg_abs
         return small / (1 + small)
 
-    def covariance_product(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
+    def covariance_product(self, v: Float[Array, "*#leading D"]) -> Float[Array, "*leading D"]:
         r"""Return :math:`M v = \mu (1 - \mu) v`."""
         return self._once("variance", lambda: self.mean * self.one_minus_mean) * v
 
@@ -439,7 +439,7 @@ class Categorical(Distribution):
         weights = self.xp.exp(self._shifted_logits)
         return weights / self.xp.sum(weights, axis=-1, keepdims=True)
 
-    def covariance_product(self, v: Float[Array, "*leading D C"]) -> Float[Array, "*leading D C"]:
+    def covariance_product(self, v: Float[Array, "*#leading D C"]) -> Float[Array, "*leading D C"]:
         r"""Return :math:`M v = \mu (v - \langle \mu, v \rangle)` for each variable."""
         mean = self.mean
         return mean * (v - self.xp.sum(mean * v, axis=-1, keepdims=True))

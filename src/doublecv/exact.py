@@ -63,7 +63,7 @@ def exact_moments(
     estimator: Estimator,
     learned: Learned | None = None,
     *,
-    context: Float[Array, "*batch features"] | None = None,
+    context: Float[Array, "*#batch features"] | None = None,
     df: Callable[[Array], Array] | None = None,
 ) -> ExactMoments:
     """Return the estimator's mean and variance by enumeration of all outcomes with their exact joint probability.
@@ -92,7 +92,7 @@ class Outcomes:
     probabilities: Float[Array, "outcomes *batch"]
 
     def estimates(
-        self, learned: Learned, context: Float[Array, "*batch features"] | None = None
+        self, learned: Learned, context: Float[Array, "*#batch features"] | None = None
     ) -> Float[Array, "outcomes *logits"]:
         """Return the estimate of each outcome."""
         return self.estimator.apply(self.q, self.evaluation, learned, None, context).gradient

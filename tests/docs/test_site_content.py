@@ -6,7 +6,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from sphinx.util.inventory import InventoryFile
 
 import doublecv
 from doublecv import diagnostics, estimators
@@ -77,6 +76,9 @@ def test_the_decision_page_lists_every_registered_estimator_as_it_is():
 
 @pytest.fixture(scope="module")
 def documented(site):
+    # Imported here because the tests of other pages run where the tools of the site are not installed.
+    from sphinx.util.inventory import InventoryFile
+
     found = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
     return {name for kind, names in found.data.items() if kind.startswith("py:") for name in names}
 

@@ -143,7 +143,7 @@ def test_sizes_that_come_from_q():
         Expectation(dcv.QuadraticDoubleCV(2))(f, Q, pullback=lambda g: g)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "functional_call"])
 def test_the_transforms_of_torch_func(transform):
     expectation = Expectation(dcv.RLOO(2))

@@ -127,7 +127,7 @@ def test_a_saved_and_loaded_module_resumes_with_the_same_bits(estimator, always,
     torch.save([part.state_dict() for part in first], saved)
     saved.seek(0)
     second = start()
-    for part, state in zip(second, torch.load(saved), strict=True):
+    for part, state in zip(second, torch.load(saved, weights_only=True), strict=True):
         part.load_state_dict(state)
     assert torch.equal(train(*second, range(3, 10)), wanted)
     assert_same(second[0].state_dict(), complete[0].state_dict(), rtol=0, atol=0)

@@ -1,6 +1,8 @@
 """Narrow and wide types, autocast and compiled models."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -161,6 +163,22 @@ def test_a_compiled_step_keeps_its_gradients(fresh_compiler):
     wanted = torch.autograd.grad(step(2.0), everything)
     actual = torch.autograd.grad(torch.compile(step, backend="aot_eager")(2.0), everything)
     torch.testing.assert_close(actual, wanted)
+
+
+FIRST_STEP = """
+import torch, doublecv as dcv
+from doublecv.torch import Expectation
+
+expectation, logits = Expectation(dcv.RLOO(2)), torch.zeros(4, 3, requires_grad=True)
+step = lambda: expectation(lambda x: x.sum(-1), dcv.Bernoulli(logits=2 * logits)).mean()
+torch.compile(step, backend="aot_eager")().backward()
+assert logits.grad.any()
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_sees_the_first_tensor_of_a_process():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST_STEP], check=True)
 
 
 @pytest.mark.parametrize(("name", "family"), list(every_estimator()))

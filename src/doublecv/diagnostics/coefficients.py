@@ -66,7 +66,7 @@ def require_linear(estimator: Estimator) -> LinearEstimator | None:
     return None
 
 
-def products_of_parts(parts: Parts, estimator: LinearEstimator) -> Float[Array, "1+n 1+n"]:
+def products_of_parts(parts: Parts, estimator: LinearEstimator) -> Float[Array, "parts parts"]:
     r"""Return :math:`(g_0, h) (g_0, h)^T`, summed over batch elements and coordinates, of one estimate; traceable."""
     stacked = total_gradient(parts.q, parts.stack(estimator.needs.coefficients))
     flat = parts.q.xp.reshape(stacked, (stacked.shape[0], -1))

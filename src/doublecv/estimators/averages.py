@@ -30,26 +30,30 @@ def leave_pair_out(v: Float[Array, "K ..."]) -> Float[Array, "K ..."]:
     return namespace(v).concat([of_others, of_others], axis=0)
 
 
-def mean_over_samples(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Array, "*logits"]:
+def mean_over_samples(
+    q: Distribution, v: Float[Array, "K *logits"]
+) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:
     r"""Return the gradient :math:`\frac{1}{K} \sum_k v_k`; where q has visited logits, the terms :math:`v_k / K`."""
     return v / v.shape[0] if q.visited else sum_over_samples(v) / v.shape[0]
 
 
 def weighted_mean(
     q: Distribution, weight: Float[Array, "K *batch"], v: Float[Array, "K *logits"]
-) -> Float[Array, "*logits"]:
+) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:
     r"""Return :math:`\frac{1}{K} \sum_k w_k v_k`; where q has visited logits, the terms :math:`w_k v_k / K`."""
     return q.scale(weight, v) / v.shape[0] if q.visited else q.weighted_sum(weight, v) / v.shape[0]
 
 
 def score_gradient(
     q: Distribution, x: Float[Array, "K *logits"], weight: Float[Array, "K *batch"]
-) -> Float[Array, "*logits"]:
+) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:
     r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k)`."""
     return weighted_mean(q, weight, q.score(x))
 
 
-def dot_correction(q: Distribution, v: Float[Array, "K *logits"]) -> Float[Array, "*logits"]:
+def dot_correction(
+    q: Distribution, v: Float[Array, "K *logits"]
+) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:
     r"""Return the mean of :math:`\frac{1}{K} \sum_k \bar v_{-k}^T (x_k - \mu) \, s(x_k)` given the v of other samples.
 
     With :math:`\bar v_{-k}` the leave-one-out mean, each term has the conditional mean :math:`M \bar v_{-k}`, with M at

@@ -147,7 +147,7 @@ class Estimator(ABC):
         """Return what the estimator asks of f, of q and of the caller."""
 
     @abstractmethod
-    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+    def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
         """Return the initial learned state as NumPy arrays; q and context are given where `needs.sized`."""
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Estimator(ABC):
         evaluation: Evaluation,
         learned: Learned,
         weight: Float[Array, "*batch"],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         """Compute the estimator's equation; `apply` calls it once the arguments are checked."""
 
@@ -178,7 +178,7 @@ class Estimator(ABC):
         return bool(self.needs.coefficients) or self.needs.derivatives
 
     @final
-    def init(self, q: Distribution | None = None, context: Float[Array, "*batch features"] | None = None) -> Learned:
+    def init(self, q: Distribution | None = None, context: Float[Array, "*#batch features"] | None = None) -> Learned:
         """Return the initial learned state, as NumPy arrays.
 
         Args:
@@ -217,7 +217,7 @@ class Estimator(ABC):
         evaluation: Evaluation,
         learned: Learned = NOTHING,
         weight: Float[Array, "*batch"] | None = None,
-        context: Float[Array, "*batch features"] | None = None,
+        context: Float[Array, "*#batch features"] | None = None,
     ) -> Applied:
         """Check the arguments and compute the estimate.
 
@@ -330,7 +330,7 @@ class FixedEstimator(Estimator):
         """Compute the estimator's equation."""
 
     @final
-    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+    def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
         """Return nothing."""
         return NOTHING
 
@@ -341,7 +341,7 @@ class FixedEstimator(Estimator):
         evaluation: Evaluation,
         learned: Learned,
         weight: Float[Array, "*batch"],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         """Compute the estimator's equation."""
         return Applied(self.estimate(q, evaluation), {})
@@ -372,7 +372,7 @@ class RelaxedEstimator(Estimator):
         noise: Float[Array, "..."],
         x: Float[Array, "K *logits"],
         numbers: Mapping[str, Any],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Float[Array, "relaxed *batch"]:
         """Return the control variate at the relaxed points, which the front-end differentiates in q's logits.
 

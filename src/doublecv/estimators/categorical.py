@@ -102,7 +102,7 @@ class StickBreakingCopula(Coupling):
         """Return the shape of one number per sample, variable and choice."""
         return (samples, *q.noise_shape, q.event_shape[-1] - 1)
 
-    def draw(self, q: Distribution, noise: Float[Array, "K *batch D C-1"]) -> Float[Array, "K *batch D C"]:
+    def draw(self, q: Distribution, noise: Float[Array, "K *batch D nodes"]) -> Float[Array, "K *batch D nodes+1"]:
         """Return the category at which each sample stops first, one-hot."""
         xp, sticks = q.xp, _break_sticks(q, noise.shape[0])
         exponential = -xp.log1p(-noise)
@@ -218,7 +218,9 @@ class AntitheticTree(Coupling):
         """Return the shape of one number per pair, variable and node."""
         return (samples // 2, *q.noise_shape, q.event_shape[-1] - 1)
 
-    def draw(self, q: Distribution, noise: Float[Array, "K/2 *batch D C-1"]) -> Float[Array, "K *batch D C"]:
+    def draw(
+        self, q: Distribution, noise: Float[Array, "pairs *batch D nodes"]
+    ) -> Float[Array, "2*pairs *batch D nodes+1"]:
         """Return the leaves that the noise leads to, then those of the mirrored noise."""
         xp, nodes = q.xp, _visit_nodes(q)
         dtype = q.logits.dtype
@@ -331,7 +333,7 @@ def _visit_nodes(q: Distribution) -> _Nodes:
 
 
 @cache
-def _tree(categories: int) -> tuple[Float[np.ndarray, "C-1 C"], Float[np.ndarray, "C-1 C"]]:
+def _tree(categories: int) -> tuple[Float[np.ndarray, "nodes nodes+1"], Float[np.ndarray, "nodes nodes+1"]]:
     """Return which leaves are to the left and to the right of each node of the balanced tree."""
     is_left, is_right = np.zeros((2, categories - 1, categories))
     remaining = [(0, categories)]

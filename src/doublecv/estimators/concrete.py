@@ -32,12 +32,8 @@ class Concrete(Coupling):
         return (2, samples, *q.batch_shape, *q.event_shape)
 
     def draw(self, q: Distribution, noise: Float[Array, "2 K *logits"]) -> Float[Array, "K *logits"]:
-        """Return [u < mu], which is [z > 0], for Bernoulli; the one-hot vector of the largest z for Categorical."""
-        if isinstance(q, Bernoulli):
-            return q.sample(_inside(noise[0]))
-        z = relaxed_sample(q, noise[0])
-        categories = q.xp.arange(q.event_shape[-1], device=device(q.logits))
-        return q.xp.astype(categories == q.xp.argmax(z, axis=-1, keepdims=True), q.logits.dtype)
+        """Draw the hard samples."""
+        return hard_sample(q, noise[0])
 
     def joint(self, q: Distribution, samples: int) -> Joint:
         """Return the product of the marginals: the hard samples are independent."""
@@ -62,6 +58,15 @@ def relaxed_points(
     z = relaxed_sample(q.with_logits(q.logits[:samples]), noise[0])
     conditional = conditional_sample(q.with_logits(q.logits[samples:]), noise[1], x)
     return q.xp.concat([z, conditional], axis=0)
+
+
+def hard_sample(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "K *logits"]:
+    """Return [u < mu], which is [z > 0], for Bernoulli; the one-hot vector of the largest z for Categorical."""
+    if isinstance(q, Bernoulli):
+        return q.sample(_inside(noise))
+    z = relaxed_sample(q, noise)
+    categories = q.xp.arange(q.event_shape[-1], device=device(q.logits))
+    return q.xp.astype(categories == q.xp.argmax(z, axis=-1, keepdims=True), q.logits.dtype)
 
 
 def relaxed_sample(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "K *logits"]:
@@ -115,7 +120,7 @@ def softplus(a: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return xp.where(positive, a, xp.zeros_like(a)) + xp.log1p(xp.exp(xp.where(positive, -a, a)))
 
 
-def _location(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "*logits"]:
+def _location(q: Distribution, noise: Float[Array, "K *logits"]) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:
     """Return the logits or log probabilities, clipped so that a division by a squared temperature does not overflow."""
     largest = float(q.xp.finfo(noise.dtype).max) ** 0.25
     finite = type(q)(logits=q.xp.clip(q.xp.astype(q.logits, noise.dtype), -largest, largest))

@@ -51,8 +51,11 @@ class Coupling(ABC):
     @abstractmethod
     def estimate(
         self, q: Distribution, x: Float[Array, "K *logits"], f: Float[Array, "K *batch"]
-    ) -> Float[Array, "*logits"]:
-        """Estimate the gradient of the mean of f without bias; the estimate is linear in f."""
+    ) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:
+        """Estimate the gradient of the mean of f without bias; the estimate is linear in f.
+
+        Where q has visited logits, the estimate is a sum of K terms, and this returns the terms.
+        """
 
     @abstractmethod
     def mean_of_independent(self, v: Float[Array, "K ..."]) -> Float[Array, "K ..."] | None:
@@ -80,7 +83,7 @@ class Independent(Coupling):
 
     def estimate(
         self, q: Distribution, x: Float[Array, "K *logits"], f: Float[Array, "K *batch"]
-    ) -> Float[Array, "*logits"]:
+    ) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:
         """Estimate with RLOO."""
         return score_gradient(q, x, f - leave_one_out(f))
 
@@ -103,7 +106,7 @@ class Antithetic(Coupling):
         """Return one number per pair and variable."""
         return (samples // 2, *q.noise_shape)
 
-    def draw(self, q: Distribution, noise: Float[Array, "K/2 *batch D"]) -> Float[Array, "K *batch D"]:
+    def draw(self, q: Distribution, noise: Float[Array, "pairs *batch D"]) -> Float[Array, "2*pairs *batch D"]:
         """Draw from the noise u, then from the mirrored noise 1 - u."""
         # [1 - u < mu] as 1 - [u < 1 - mu]: 1 - u itself is 1 where u is 0, and would draw a 0 that has no probability.
         mirrored = 1 - type(q)(logits=-q.logits).sample(noise)

@@ -57,7 +57,7 @@ class LinearEstimator(Estimator):
             raise ValueError(f"learning must be one of {', '.join(get_args(Learning))}; got {self.learning!r}")
 
     @final
-    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+    def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
         """Return coefficients 0, or running averages of no steps."""
         names = self.needs.coefficients
         if not names:
@@ -83,7 +83,7 @@ class LinearEstimator(Estimator):
         evaluation: Evaluation,
         learned: Learned,
         weight: Float[Array, "*batch"],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         r"""Compute :math:`g_0 + \sum_i c_i h_i`."""
         parts = self.parts(q, evaluation)

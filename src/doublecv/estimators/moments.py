@@ -353,10 +353,10 @@ def _solves_all(n: int, direction: Direction | None) -> tuple[bool, ...]:
 
 
 def least_variance(
-    moments: Float[Array, "*j 1+n 1+n"],
+    moments: Float[Array, "*j parts parts"],
     ridge: Float[Array, "*j"] | None = None,
     magnitude: Float[Array, "*j"] | None = None,
-) -> Float[Array, "*j n"]:
+) -> Float[Array, "*j parts-1"]:
     r"""Return :math:`c = -S (S A S + ridge)^{-1} S b` with :math:`A = E[h h^T]` and :math:`b = E[h g_0]`.
 
     The diagonal S makes the diagonal of S A S equal to 1, or less where the magnitude is not 0, so that the ridge means

@@ -55,7 +55,7 @@ class Parts(ABC):
         """Return the parts of every `step`-th batch element."""
 
     @final
-    def stack(self, names: Iterable[str]) -> Float[Array, "1+n *logits"]:
+    def stack(self, names: Iterable[str]) -> Float[Array, "parts *logits"]:
         r"""Return :math:`g_0` followed by h in the order of the names."""
         g0, h = self.vectors()
         return self.q.xp.stack([g0, *(h[name] for name in names)])
@@ -137,10 +137,10 @@ class WeightedScores(Parts):
     score: Float[Array, "K *logits"]
     weight_of_g0: Float[Array, "K *batch"]
     weights: dict[str, Float[Array, "K *batch"]]
-    corrections: dict[str, Float[Array, "*logits"]]
+    corrections: dict[str, Float[Array, "*logits"] | Float[Array, "K *logits"]]
 
     @cached_property
-    def _matrix(self) -> Float[Array, "1+n K *batch"]:
+    def _matrix(self) -> Float[Array, "parts K *batch"]:
         """Return all weights in one array, those of g0 first: NumPy and PyTorch start one operation for all of them."""
         return self.q.xp.stack([self.weight_of_g0, *self.weights.values()])
 
@@ -203,7 +203,7 @@ class WeightedScores(Parts):
     def _average(self, weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
         return weighted_mean(self.q, weight, self.score)
 
-    def _averages(self) -> Float[Array, "1+n *logits"]:
+    def _averages(self) -> Float[Array, "parts *logits"]:
         r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k)` for all parts, as one product per batch element."""
         xp, matrix, K = self.q.xp, self._matrix, self.score.shape[0]
         elements, size = prod(self.q.batch_shape), event_size(self.q)

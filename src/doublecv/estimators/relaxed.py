@@ -78,7 +78,7 @@ class Rebar(RelaxedEstimator, DescendingEstimator):
         r"""Return the needs: z and :math:`\tilde z` of every sample."""
         return Needs(relaxed_points=2 * self.samples, coupling=Concrete())
 
-    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+    def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
         """Return the logarithm of the temperature, which keeps it positive, and the scale."""
         return Learned({"log_temperature": np.asarray(log(TEMPERATURE)), "scale": np.asarray(1.0)}, {}, {})
 
@@ -89,7 +89,7 @@ class Rebar(RelaxedEstimator, DescendingEstimator):
         noise: Float[Array, "2 K *logits"],
         x: Float[Array, "K *logits"],
         numbers: Mapping[str, Any],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Float[Array, "2*K *batch"]:
         r"""Return c at z and :math:`\tilde z`."""
         return numbers["scale"] * f(relax(q, relaxed_points(q, noise, x), numbers["log_temperature"]))
@@ -100,7 +100,7 @@ class Rebar(RelaxedEstimator, DescendingEstimator):
         evaluation: Evaluation,
         learned: Learned,
         weight: Float[Array, "*batch"],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         """Compute the estimate."""
         return _relaxed_estimate(q, evaluation)
@@ -142,7 +142,7 @@ class Relax(RelaxedEstimator, DescendingEstimator):
         r"""Return the needs: z and :math:`\tilde z` of every sample, and features of each batch element."""
         return Needs(relaxed_points=2 * self.samples, coupling=Concrete(), context=True, sized=True)
 
-    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+    def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
         """Return temperature, scale and the network's weights: Glorot uniform, with biases 0."""
         assert q is not None
         features, points = 0 if context is None else context.shape[-1], prod(q.event_shape)
@@ -171,7 +171,7 @@ class Relax(RelaxedEstimator, DescendingEstimator):
         noise: Float[Array, "2 K *logits"],
         x: Float[Array, "K *logits"],
         numbers: Mapping[str, Any],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Float[Array, "2*K *batch"]:
         r"""Return c at z and :math:`\tilde z`."""
         z = relaxed_points(q, noise, x)
@@ -184,8 +184,8 @@ class Relax(RelaxedEstimator, DescendingEstimator):
         return numbers["scale"] * (values + self._network(q, z, numbers, context))
 
     def _network(
-        self, q: Distribution, z: Float[Array, "2*K *logits"], numbers: Mapping[str, Any], context: Array | None
-    ) -> Float[Array, "2*K *batch"]:
+        self, q: Distribution, z: Float[Array, "points *logits"], numbers: Mapping[str, Any], context: Array | None
+    ) -> Float[Array, "points *batch"]:
         xp = q.xp
         flat = xp.reshape(z, (*q.batch_shape, prod(q.event_shape)))
         hidden = flat @ xp.astype(numbers["from_point"], z.dtype) + xp.astype(numbers["hidden_bias"], z.dtype)
@@ -207,7 +207,7 @@ class Relax(RelaxedEstimator, DescendingEstimator):
         evaluation: Evaluation,
         learned: Learned,
         weight: Float[Array, "*batch"],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         """Compute the estimate."""
         return _relaxed_estimate(q, evaluation)
@@ -255,7 +255,7 @@ class ConcreteDoubleCV(LinearEstimator, RelaxedEstimator):
         noise: Float[Array, "2 K *logits"],
         x: Float[Array, "K *logits"],
         numbers: Mapping[str, Any],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Float[Array, "2*K *batch"]:
         r"""Return r at z and :math:`\tilde z`."""
         return f(relax(q, relaxed_points(q, noise, x), log(self.temperature)))

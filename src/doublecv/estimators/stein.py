@@ -136,7 +136,7 @@ class Rodeo(DescendingEstimator):
         """Return the needs: gradients at two or more samples."""
         return Needs(gradient=True, minimum_samples=2)
 
-    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+    def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
         """Return the network's weights: hidden units that differ, and outputs 0."""
         units = self.units
         numbers = {
@@ -154,7 +154,7 @@ class Rodeo(DescendingEstimator):
         evaluation: Evaluation,
         learned: Learned,
         weight: Float[Array, "*batch"],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         """Compute the estimate."""
         x, f, scale = evaluation.x, evaluation.f, q.event_shape[0] / (self.samples - 1)

@@ -110,7 +110,7 @@ class LearnedSurrogate(Estimator):
             derivatives=bool(base.coefficients or base.derivatives or not self.base.init().numbers),
         )
 
-    def start(self, q: Distribution | None, context: Float[Array, "*batch features"] | None) -> Learned:
+    def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
         """Return the base's state and the surrogate's parameters: slope and curvature 0, the directions cosines.
 
         r = 0 at first, so that the estimate is that of the base. The rows of the discrete cosine transform are
@@ -140,7 +140,7 @@ class LearnedSurrogate(Estimator):
         evaluation: Evaluation,
         learned: Learned,
         weight: Float[Array, "*batch"],
-        context: Float[Array, "*batch features"] | None,
+        context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         r"""Compute :math:`base(f - t r, \nabla f - t \nabla r) + t M \, slope` and the gradient of the misfit."""
         xp, own = q.xp, {name: detach(learned.numbers[PREFIX + name]) for name in OWN}
@@ -175,7 +175,7 @@ class LearnedSurrogate(Estimator):
         evaluation: Evaluation,
         fit: _Fit,
         own: Mapping[str, Any],
-        context: Float[Array, "*batch features"],
+        context: Float[Array, "*#batch features"],
         weight: Float[Array, "*batch"],
         unit: Float[Array, ""],
     ) -> dict[str, Any]:
@@ -206,7 +206,8 @@ class LearnedSurrogate(Estimator):
         # The context may have fewer batch axes than q.
         context, w = (xp.broadcast_to(v, (*q.batch_shape, v.shape[-1])) for v in (context, fit.w))
         context, w = some(context, features), some(w, directions)
-        score, variance = some(q.score(evaluation.x), variables), some(q.covariance_product(1.0), variables)
+        score = some(q.score(evaluation.x), variables)
+        variance = some(q.covariance_product(xp.ones_like(q.mean)), variables)
         f, df = some(evaluation.f) / unit, some(evaluation.df, variables) / unit
         along = some(fit.along, directions)
         remaining_f, remaining_df = f - some(fit.r), df - some(fit.dr, variables)
@@ -297,7 +298,7 @@ class _Fit(NamedTuple):
 
 def _features(
     q: Distribution, evaluation: Evaluation, context: Array, features: int
-) -> Float[Array, "*batch features"]:
+) -> Float[Array, "*#batch features"]:
     """Return the context divided by the square root of its width, held constant, in the type of the score."""
     wanted = (*q.batch_shape[max(0, len(q.batch_shape) + 1 - context.ndim) :], features)
     if tuple(context.shape) != wanted:

@@ -60,7 +60,7 @@ def variance(
     *,
     key: PRNGKeyArray,
     draws: int = 1000,
-    context: Float[Array, "*batch features"] | None = None,
+    context: Float[Array | np.ndarray, "*#batch features"] | None = None,
     has_aux: bool = False,
 ) -> Variance:
     """Return the variance of an estimator over independent draws, with its standard error.
@@ -101,7 +101,7 @@ def optimal_coefficients(
     *,
     key: PRNGKeyArray | None = None,
     draws: int = 1000,
-    context: Float[Array, "*batch features"] | None = None,
+    context: Float[Array | np.ndarray, "*#batch features"] | None = None,
     has_aux: bool = False,
 ) -> Learned:
     r"""Return the coefficients of least variance, as a learned state for `Expectation`, `variance` and `compare`.
@@ -153,7 +153,7 @@ def compare(
     samples: int | Sequence[int] | None = None,
     draws: int = 1000,
     learned: Mapping[Any, Learned] | None = None,
-    context: Float[Array, "*batch features"] | None = None,
+    context: Float[Array | np.ndarray, "*#batch features"] | None = None,
     has_aux: bool = False,
     differentiate_f: bool = True,
     steps: int = TRAINING_STEPS,
@@ -202,7 +202,7 @@ def recommend(
     budget: float = 60.0,
     estimators: Sequence[AnyEstimator | str] | AnyEstimator | str = CANDIDATES,
     samples: int | Sequence[int] = recommendation.SAMPLES,
-    context: Float[Array, "*batch features"] | None = None,
+    context: Float[Array | np.ndarray, "*#batch features"] | None = None,
     has_aux: bool = False,
     differentiate_f: bool = True,
 ) -> Recommendation:
@@ -291,7 +291,7 @@ def best_coefficients(
     estimator: Estimator,
     key: PRNGKeyArray,
     draws: int,
-    context: Float[Array, "*batch features"] | None = None,
+    context: Float[Array | np.ndarray, "*#batch features"] | None = None,
 ) -> Learned:
     """Return the coefficients of least variance over draws; traceable, and solved in the type of the logits."""
     linear = coefficients.require_linear(estimator)
@@ -307,8 +307,8 @@ def mean_products(
     estimator: Estimator,
     key: PRNGKeyArray,
     draws: int,
-    context: Float[Array, "*batch features"] | None = None,
-) -> Float[Array, "1+n 1+n"]:
+    context: Float[Array | np.ndarray, "*#batch features"] | None = None,
+) -> Float[Array, "parts parts"]:
     r"""Return the mean over draws of :math:`(g_0, h) (g_0, h)^T`, for the best coefficients; traceable."""
     linear = coefficients.require_linear(estimator)
     assert linear is not None

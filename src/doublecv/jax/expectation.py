@@ -100,7 +100,7 @@ class Expectation:
         self,
         q: Distribution | Sequential,
         *,
-        context: Float[Array, "*batch features"] | None = None,
+        context: Float[Array | np.ndarray, "*#batch features"] | None = None,
         learned: Learned | None = None,
     ) -> State:
         """Return the initial state; its sizes come from q and the context, whose values are not used.
@@ -131,7 +131,7 @@ class Expectation:
         learned: Learned,
         key: PRNGKeyArray,
         *,
-        context: Float[Array, "*batch features"] | None = None,
+        context: Float[Array | np.ndarray, "*#batch features"] | None = None,
         has_aux: bool = False,
         pullback: Pullback | None = None,
     ) -> Any:
@@ -198,7 +198,7 @@ class Expectation:
         learned: Learned,
         key: PRNGKeyArray,
         *,
-        context: Float[Array, "*batch features"] | None = None,
+        context: Float[Array | np.ndarray, "*#batch features"] | None = None,
         has_aux: bool = False,
         pullback: Pullback | None = None,
     ) -> Estimate:

@@ -55,7 +55,7 @@ def variance(
     *,
     generator: torch.Generator | None = None,
     draws: int = 1000,
-    context: Float[Tensor, "*batch features"] | None = None,
+    context: Float[Tensor, "*#batch features"] | None = None,
     has_aux: bool = False,
 ) -> Variance:
     """Return the variance of an estimator over independent draws, with its standard error.
@@ -95,7 +95,7 @@ def optimal_coefficients(
     *,
     generator: torch.Generator | None = None,
     draws: int | None = None,
-    context: Float[Tensor, "*batch features"] | None = None,
+    context: Float[Tensor, "*#batch features"] | None = None,
     has_aux: bool = False,
 ) -> Learned:
     r"""Return the coefficients of least variance, as a learned state for `Expectation.init`, `variance` and `compare`.
@@ -148,7 +148,7 @@ def compare(
     samples: int | Sequence[int] | None = None,
     draws: int = 1000,
     learned: Mapping[Any, Learned] | None = None,
-    context: Float[Tensor, "*batch features"] | None = None,
+    context: Float[Tensor, "*#batch features"] | None = None,
     has_aux: bool = False,
     differentiate_f: bool = True,
     steps: int = TRAINING_STEPS,
@@ -196,7 +196,7 @@ def recommend(
     budget: float = 60.0,
     estimators: Sequence[AnyEstimator | str] | AnyEstimator | str = CANDIDATES,
     samples: int | Sequence[int] = recommendation.SAMPLES,
-    context: Float[Tensor, "*batch features"] | None = None,
+    context: Float[Tensor, "*#batch features"] | None = None,
     has_aux: bool = False,
     differentiate_f: bool = True,
 ) -> Recommendation:

@@ -32,7 +32,7 @@ class Drawn(NamedTuple):
     f: Function
     q: Distribution
     held: Distribution
-    noise: Any
+    noise: Tensor | None
     x: Float[Tensor, "K *logits"]
 
 

@@ -188,7 +188,7 @@ def leaves_of(numbers: Mapping[str, Tensor], estimator: Estimator, q: Distributi
 def evaluate_side(
     f: CheckedFunction,
     q: Distribution,
-    noise: Tensor,
+    noise: Tensor | None,
     x: Float[Tensor, "K *logits"],
     estimator: Estimator,
     numbers: Mapping[str, Tensor],
@@ -200,7 +200,7 @@ def evaluate_side(
     Args:
         f: the checked function.
         q: the distribution, held constant.
-        noise: the noise of the samples.
+        noise: the noise of the samples; None for paths.
         x: the samples.
         estimator: the estimator.
         numbers: the learned numbers, as `leaves_of` returns them.
@@ -217,6 +217,7 @@ def evaluate_side(
         with torch.no_grad():
             expected_f = expected_value(lambda points: f(points)[0], q, estimator)
     if isinstance(estimator, RelaxedEstimator):
+        assert noise is not None  # `check_family` refuses paths for these estimators.
         graph = learning and not estimator.needs.coefficients
         control, dcontrol = _relaxed(f, q, noise, x, estimator, numbers, context, graph)
     return Side(f_mean, df_mean, expected_f, control, dcontrol, context)

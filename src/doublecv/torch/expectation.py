@@ -122,7 +122,7 @@ class Expectation(nn.Module):
         self,
         q: Distribution | Sequential | torch.distributions.Distribution,
         *,
-        context: Float[Tensor, "*batch features"] | None = None,
+        context: Float[Tensor, "*#batch features"] | None = None,
         learned: Learned | None = None,
     ) -> Self:
         """Set the initial state, with sizes from q and the context, and return the module.
@@ -141,8 +141,7 @@ class Expectation(nn.Module):
                 self.estimator.check_learned(learned)
                 self._register(learned, torch.get_default_dtype(), None)
             return self
-        family = _family(q)
-        self.estimator.check_family(family)
+        family = _family(q, self.estimator)
         held_context = _held(context)
         if learned is not None:
             self.estimator.check_learned(learned)
@@ -165,7 +164,7 @@ class Expectation(nn.Module):
         f: Function,
         q: Distribution | Sequential | torch.distributions.Distribution,
         *,
-        context: Float[Tensor, "*batch features"] | None = None,
+        context: Float[Tensor, "*#batch features"] | None = None,
         has_aux: bool = False,
         generator: torch.Generator | None = None,
         noise: Float[Tensor, "..."] | None = None,
@@ -228,7 +227,7 @@ class Expectation(nn.Module):
         f: Function,
         q: Distribution | Sequential | torch.distributions.Distribution,
         *,
-        context: Float[Tensor, "*batch features"] | None = None,
+        context: Float[Tensor, "*#batch features"] | None = None,
         has_aux: bool = False,
         generator: torch.Generator | None = None,
         noise: Float[Tensor, "..."] | None = None,
@@ -300,8 +299,7 @@ class Expectation(nn.Module):
                 with torch.no_grad():
                     q.check(uniform(None))
             return draw_path(f, q, self.estimator, generator)
-        family = _family(q)
-        self.estimator.check_family(family)
+        family = _family(q, self.estimator)
         wide = family.detach().widen()
         noise = _checked_noise(wide, self.estimator, generator, noise)
         return Drawn(f, family, wide, noise, _draw(wide, noise, self.estimator))
@@ -417,13 +415,15 @@ def _detached(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def _family(q: Any) -> Distribution:
+def _family(q: Any, estimator: Estimator) -> Distribution:
+    """Return the distribution, or raise where it is none that the estimator supports, or not of torch."""
     family: Distribution = as_family(q)
     if isinstance(family, Distribution) and not isinstance(family.logits, Tensor):
         raise TypeError(
             f"logits of q must be a torch tensor, got {type(family.logits).__name__}; convert them first, for example "
             f"with torch.as_tensor(logits), or use doublecv.jax"
         )
+    estimator.check_family(family)
     return family
 
 

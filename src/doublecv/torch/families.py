@@ -6,8 +6,13 @@ from typing import Any
 
 import torch
 
+from doublecv.arrays import remember
 from doublecv.distributions import Bernoulli, Categorical, Distribution
 from doublecv.sequential import Sequential
+
+# torch.compile of PyTorch 2.4 cannot follow the search for a tensor's library.
+for _tensor in (torch.empty(0), torch.nn.Parameter(torch.empty(0))):
+    remember(_tensor)
 
 
 def as_family(q: Any) -> Any:

@@ -1,10 +1,10 @@
 """Means, standard errors and differences, against numbers that were computed by hand."""
 
 from math import sqrt
-from types import SimpleNamespace
 
 import pytest
 
+from doublecv.lab.report.collect import Records, Run
 from doublecv.lab.report.statistics import Cell, CellKey, Estimate, estimate
 
 
@@ -20,7 +20,7 @@ def test_one_seed_has_no_standard_error():
 
 
 def cell(values, paper):
-    runs = [SimpleNamespace(state="complete", records=SimpleNamespace(last={"train_elbo": value})) for value in values]
+    runs = [Run("run", records=Records(last={"train_elbo": value})) for value in values]
     return Cell(CellKey("bernoulli", 2, "mnist", "linear", "rloo"), 20, tuple(runs), paper)
 
 

@@ -40,7 +40,7 @@ def test_the_tracker_finds_the_variance_of_steady_noise():
     logits = (1 + 0.5 * random.randn(steps, batch, 20)).astype(np.float32)
     tracker, square = optimizers.start_tracker({"w": jnp.zeros(50)}, 20), {"w": jnp.zeros(50)}
     for of_encoder, of_logits in zip(encoder, logits, strict=True):
-        tracker = optimizers.update_tracker(tracker, {"w": of_encoder}, of_logits)
+        tracker = optimizers.update_tracker(tracker, {"w": of_encoder}, jnp.asarray(of_logits))
         square = average(0.999, square, {"w": of_encoder**2})
     found = optimizers.encoder_variance(tracker, square, jnp.int32(steps))
     np.testing.assert_allclose(found, 9, rtol=0.03)

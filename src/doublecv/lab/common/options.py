@@ -26,8 +26,6 @@ import msgspec
 
 from doublecv.lab.common.errors import InputError, shortened, unknown_name
 
-Settings = TypeVar("Settings", bound="ProgramSettings")
-
 KINDS = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", "a path"), str: ("NAME", "a word")}
 """The placeholder of a value in the help, and what it must be."""
 
@@ -196,6 +194,9 @@ class ProgramSettings:
         return settings
 
 
+Settings = TypeVar("Settings", bound=ProgramSettings)
+
+
 def parse(cls: type[Settings], prog: str, words: Sequence[str]) -> Settings:
     """Return the settings that the words of a command line give, or raise an `InputError` where they are wrong."""
     parser = make_parser(cls, prog)
@@ -214,6 +215,9 @@ def _parsed(cls: type[Settings], parser: argparse.ArgumentParser, words: Sequenc
         if word.startswith("-"):
             raise unknown_name("option", word.partition("=")[0], [each.flag for each in _settings(cls)])
         raise InputError(f"unexpected argument {shortened(repr(word))}; {parser.prog} --help shows what it takes")
+    for setting in _settings(cls):
+        if setting.choices:
+            setting.check(getattr(given, setting.field.name))
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()})
 
 

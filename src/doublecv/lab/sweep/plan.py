@@ -119,7 +119,7 @@ def load(folder: Path, faults: dict[str, str] | None = None) -> Sweep:
         raise InputError(f"{path} has format {shown(held.get('format'))}, and this version reads {FORMAT}")
     sweep = convert(path, held | {"folder": folder, "runs": ()}, Sweep)
     runs: dict[str, SweepRun] = {}
-    for index, entry in enumerate(convert(path, held.get("runs"), list[Any], "runs")):
+    for index, entry in enumerate(convert(path, held.get("runs"), list, "runs")):
         try:
             place = f"runs[{index}]"
             found = convert(path, convert(path, entry, dict, place) | {"folder": folder}, SweepRun, place)

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,16 +77,16 @@ def _curves(settings: ToySettings, name: str) -> Curves:
     with jax.enable_x64(True):
         program = jax.jit(_program(settings, problem, estimator)).lower(jax.random.key(0)).compile()
 
-    def one_run(seed: int) -> Curves:
+    def one_run(seed: int) -> tuple[Float[np.ndarray, "records"], ...]:
         with jax.enable_x64(True):
             logits, alpha, variance = map(np.asarray, program(jax.random.key(seed)))
         q = Bernoulli(logits=logits)
-        return Curves(variance, problem.expected_f(q), q.mean.mean(-1), alpha)
+        return variance, problem.expected_f(q), q.mean.mean(-1), alpha
 
     # A run occupies one core, so the seeds share the cores of the machine.
     with ThreadPoolExecutor(min(settings.seeds, os.cpu_count() or 1)) as pool:
         runs = list(pool.map(one_run, range(1, settings.seeds + 1)))
-    return Curves(*(np.stack([getattr(one, field.name) for one in runs]) for field in fields(Curves)))
+    return Curves(*map(np.stack, zip(*runs, strict=True)))
 
 
 def _program(settings: ToySettings, problem: ToyProblem, estimator: Estimator) -> Callable[[PRNGKeyArray], Any]:

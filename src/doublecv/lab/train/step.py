@@ -293,11 +293,7 @@ def _next_batch(
     """Return the indices of this step's images and the order of its epoch, which is drawn at its first step."""
     steps_per_epoch = images // settings.batch
     epoch, index = step // steps_per_epoch, step % steps_per_epoch
-    order = jax.lax.cond(
-        index == 0,
-        lambda: order_of_epoch(key_of(state, ORDER), epoch, images),
-        lambda: state.order,
-    )
+    order = jax.lax.cond(index == 0, lambda: order_of_epoch(key_of(state, ORDER), epoch, images), lambda: state.order)
     return jax.lax.dynamic_slice(order, (index * settings.batch,), (settings.batch,)), order
 
 

@@ -31,8 +31,8 @@ def observe(key: PRNGKeyArray, pixels: UInt8[Array, "*batch pixels"], likelihood
 
 @jax.custom_vjp
 def bernoulli_log_likelihood(
-    logits: Float[Array, "K *batch pixels"], y: Float[Array, "*batch pixels"]
-) -> Float[Array, "K *batch"]:
+    logits: Float[Array, "*points pixels"], y: Float[Array, "*#points pixels"]
+) -> Float[Array, "*points"]:
     r"""Return :math:`\sum_i y_i l_i - \log(1 + e^{l_i})`.
 
     With :math:`\log(1 + e^l) = \max(l, 0) + \log(1 + e^{-|l|})`, the sum of the last logarithms is the logarithm of a
@@ -74,8 +74,8 @@ def _fold(combine: Callable[[Any, Any], Any], values: Float[Array, "*shape pixel
 
 
 def gaussian_log_likelihood(
-    mean: Float[Array, "K *batch pixels"], variance: Float[Array, "pixels"], y: Float[Array, "*batch pixels"]
-) -> Float[Array, "K *batch"]:
+    mean: Float[Array, "*points pixels"], variance: Float[Array, "pixels"], y: Float[Array, "*#points pixels"]
+) -> Float[Array, "*points"]:
     r"""Return :math:`-\frac12 \sum_i (y_i - m_i)^2 / v_i + \log(2 \pi v_i)`, with one variance per pixel."""
     squares = jnp.sum((y - mean) ** 2 * (1 / variance), axis=-1)
     return -(squares + jnp.sum(jnp.log(variance)) + variance.shape[0] * log(2 * pi)) / 2

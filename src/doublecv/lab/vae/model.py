@@ -161,7 +161,7 @@ class VAE(eqx.Module):
     def posterior(
         self,
         logits: Float[Array, "*batch logits"],
-        upper_shift: Float[Array, "*batch logits"] | float = 0.0,
+        upper_shift: Float[Array, "*#batch upper"] | Float[Array, ""] | float = 0.0,
         copies: int = 1,
     ) -> Any:
         """Return q(x | y), a `Posterior`, of so many independent copies of x, from the output of the encoder at y.
@@ -207,7 +207,7 @@ class VAE(eqx.Module):
         x = x if self.upper is None else x[0]
         return self.decoder(x if self.categories is None else x.reshape(*x.shape[:-2], -1))
 
-    def log_likelihood(self, y: Float[Array, "*batch pixels"], x: Any) -> Float[Array, "K *batch"]:
+    def log_likelihood(self, y: Float[Array, "*#points pixels"], x: Any) -> Float[Array, "*points"]:
         """Return log p(y | x), or log p(y, x1 | x2) with two layers."""
         if self.raw_variance is None:
             found = bernoulli_log_likelihood(self.decode(x), y)

@@ -52,7 +52,7 @@ def importance_weighted_bound(
     return lambda x: log_mean_exp(log_weight(model, y, q, jax.tree.map(split, x)), axis=1)
 
 
-def log_weight(model: VAE, y: Any, q: Posterior, x: Any) -> Float[Array, "K *batch"]:
+def log_weight(model: VAE, y: Float[Array, "*#points pixels"], q: Posterior, x: Any) -> Float[Array, "*points"]:
     r"""Return :math:`\log p(y | x) + \log p(x) - \log q(x | y)`."""
     weight: Array = model.log_likelihood(y, x) - q.log_prob(x) + model.log_prior
     return weight
