@@ -72,6 +72,18 @@ def test_the_checker_lets_an_error_of_the_function_through():
         half(3.0)
 
 
+@checked
+def total(arrays: dict[str, list[Float[np.ndarray, "n"]]]) -> float:
+    return float(sum(array.sum() for each in arrays.values() for array in each))
+
+
+def test_the_checker_looks_at_every_item():
+    right = {"a": [np.ones(2)] * 20, "b": [np.ones(2)] * 20}
+    assert total(right) == 80
+    with pytest.raises(UntrueAnnotationError, match="total: arrays"):
+        total(right | {"b": [*right["b"][:7], np.ones(3), *right["b"][8:]]})
+
+
 PACKAGE = """
 from __future__ import annotations
 from dataclasses import dataclass

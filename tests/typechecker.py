@@ -17,8 +17,10 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import sys
+from itertools import islice
 from pathlib import Path
-from typing import Self, get_type_hints, runtime_checkable
+from types import UnionType
+from typing import Self, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
 from beartype import BeartypeConf
 from beartype.door import is_bearable
@@ -27,6 +29,9 @@ from jaxtyping import jaxtyped
 
 CONFIGURATION = BeartypeConf(is_pep484_tower=True)
 """An int is accepted where a float is annotated, as by static checkers."""
+
+ITEMS = 100
+"""The number of items of a list, tuple or dict that are compared with their type."""
 
 
 class UntrueAnnotationError(BaseException):
@@ -108,12 +113,32 @@ def _problem(function, name, value, hints, arguments):
         hint = arguments[0] if isinstance(arguments[0], type) else type(arguments[0])
     where = f"{function.__module__}.{function.__qualname__}: {name}"
     try:
-        if is_bearable(value, hint, conf=CONFIGURATION):
+        if _fits(value, hint):
             return None
     except BeartypeException as error:
         raise UntrueAnnotationError(f"{where}: {hint} cannot be checked: {error}") from error
     shown = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)[:200]
     return f"{where} is annotated {hint}, got {type(value)}: {shown}"
+
+
+def _fits(value, hint):
+    """Return whether a value fits a type, with the first `ITEMS` items of a list, tuple or dict.
+
+    beartype itself looks at one item, and takes another one each time.
+    """
+    if not is_bearable(value, hint, conf=CONFIGURATION):
+        return False
+    arguments = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if isinstance(value, dict) and len(arguments) == 2:
+        pairs = islice(value.items(), ITEMS)
+        return all(_fits(item, each) for pair in pairs for item, each in zip(pair, arguments, strict=True))
+    if get_origin(hint) is tuple and Ellipsis not in arguments:
+        return all(map(_fits, value, arguments))
+    if isinstance(value, list | tuple) and arguments:
+        return all(_fits(each, arguments[0]) for each in islice(value, ITEMS))
+    return True
 
 
 def _hints(function, local_names=None):

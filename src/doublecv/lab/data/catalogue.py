@@ -153,8 +153,8 @@ def _read_idx(contents: Sequence[bytes], *_: int) -> list[Images]:
     return images
 
 
-def _read_npz(contents: Sequence[bytes], *_: int) -> list[Images]:
-    """Read the arrays `train` and `test` of a NumPy archive."""
+def _read_npz(contents: Sequence[bytes], *_: int) -> list[np.ndarray]:
+    """Read the arrays `train` and `test` of a NumPy archive, which may be of any type and shape."""
     with np.load(io.BytesIO(contents[0])) as archive:
         return [np.asarray(archive["train"]), np.asarray(archive["test"])]
 
