@@ -22,7 +22,7 @@ from doublecv.lab.common.errors import InputError
 if TYPE_CHECKING:
     from jaxtyping import UInt8
 
-Images: TypeAlias = "UInt8[np.ndarray, 'images height width']"
+Images: TypeAlias = "UInt8[np.ndarray, '_images _height _width']"
 
 SHUFFLE_SEED = 20220
 
