@@ -159,6 +159,31 @@ def test_relax_alone_is_in_the_table_of_k_2(made):
     assert read(made).tables == [("bernoulli", 2)]
 
 
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_independent_decoder_samples_are_a_cell_of_their_own_and_the_papers_where_it_has_them(made, unfinished):
+    paper = {CellKey("bernoulli", 2, "mnist", "nonlinear", name): Estimate(-9.0, 0.3) for name in ("rloo", "disarm")}
+    upto = PAPER_STEPS // 2 if unfinished else None
+    for estimator in ("rloo", "disarm"):
+        run(made, estimator, -8.0, steps=PAPER_STEPS)
+        made.train(
+            f"{estimator}-independent", -9.2, upto, dataset="mnist", estimator=estimator, steps=PAPER_STEPS,
+            decoder_samples="independent",
+        )  # fmt: skip
+    content = render.read(made.write(), paper)
+    names = [one.key.estimator for one in content.cells]
+    assert names == ["rloo", "rloo-independent", "disarm", "disarm-independent"]
+    for name in ("rloo", "disarm"):
+        assert cell(content, name, steps=PAPER_STEPS).measured().mean == -8.0
+        independent = cell(content, f"{name}-independent", steps=PAPER_STEPS)
+        assert (independent.measured() is None) is unfinished
+        assert (independent.paper is None) is (name == "rloo")
+    table = frames.verdicts_table(content)
+    assert [column.heading for column in table.columns[2:]] == ["RLOO", "DisARM"]
+    verdict = "not reproduced (+1.00)" if unfinished else "reproduced (-0.20)"
+    assert [entry.text.replace(MINUS, "-") for entry in table.rows[0][2:]] == ["not reproduced (+1.00)", verdict]
+    assert "Of 2 cells of the paper" in table.caption
+
+
 def test_two_runs_of_one_seed_are_not_counted_twice(made):
     run(made, "rloo", -1.0)
     run(made, "rloo", -2.0)

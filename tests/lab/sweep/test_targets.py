@@ -80,6 +80,24 @@ def test_only_takes_a_part_and_estimators_that_the_paper_does_not_have(tmp_path)
     assert toy.settings["estimators"] == ["rloo"]
 
 
+def test_decoder_samples_can_be_independent(tmp_path):
+    place = {"dataset": ["mnist"], "network": ["linear"], "estimator": ["disarm"]}
+    both = planned(
+        tmp_path,
+        "table-k2-bernoulli",
+        "figure-1",
+        "table-time",
+        **place,
+        **{"decoder-samples": ["shared", "independent"]},
+    )
+    assert [run.settings["decoder_samples"] for run in both.runs] == ["shared", "independent"]
+    shared, independent = (run.name for run in both.runs)
+    assert {shared} == names(tmp_path, "table-k2-bernoulli", **place)
+    assert independent.startswith("mnist-bernoulli-linear-disarm-independent-k2-seed1-")
+    timed = planned(tmp_path, "table-time", **{"decoder-samples": ["independent"]})
+    assert timed.runs == ()
+
+
 def test_other_settings_are_other_runs(tmp_path):
     table = "table-k2-bernoulli"
     assert not names(tmp_path, table) & names(tmp_path, table, steps=20_001)

@@ -14,7 +14,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Timer
 from typing import Any, NamedTuple, TypeVar
 
@@ -93,10 +93,8 @@ def _constrained(array: Tree, spec: PartitionSpec) -> Tree:
 def request_cpu_devices(count: int) -> None:
     """Ask for `count` virtual devices on a CPU; call it before JAX starts."""
     if count > 1:
-        try:
+        with suppress(RuntimeError):  # JAX has started: `devices_for` counts what there is
             jax.config.update("jax_num_cpu_devices", count)  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            return  # JAX has started: `devices_for` counts what there is
 
 
 def devices_for(count: int) -> Devices:

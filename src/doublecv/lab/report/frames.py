@@ -19,8 +19,8 @@ from doublecv.lab.common.charts import Chart, Line, appearance
 from doublecv.lab.common.tables import Column, Entry, Row, Table, number, significant, words
 from doublecv.lab.report import statistics
 from doublecv.lab.report.collect import POINTS, BenchFile, Run
-from doublecv.lab.report.statistics import CLEAR, DATASETS, PAPER_STEPS, Cell, CellKey, Estimate, in_order
-from doublecv.lab.sweep.plan import Sweep
+from doublecv.lab.report.statistics import CLEAR, DATASETS, INDEPENDENT, Cell, CellKey, Estimate, in_order
+from doublecv.lab.sweep.plan import PAPER_STEPS, SEEDS, Sweep
 from doublecv.lab.toy.problem import ToySettings
 from doublecv.lab.toy.results import ToyResults, summarise, summary_row
 
@@ -108,7 +108,7 @@ def scale(cells: Iterable[Cell]) -> str:
     if not complete:
         return "no run is complete"
     steps, seeds = _range(cell.steps or 0 for cell in complete), _range(len(cell.complete) for cell in complete)
-    return f"{steps} steps, {seeds} seeds (the paper: {PAPER_STEPS:,} and {statistics.PAPER_SEEDS})"
+    return f"{steps} steps, {seeds} seeds (the paper: {PAPER_STEPS:,} and {len(SEEDS)})"
 
 
 def _range(counts: Iterable[int]) -> str:
@@ -120,8 +120,9 @@ def verdicts_table(content: Content) -> Table:
     """Say at a glance which of the paper's cells are reproduced."""
     best: dict[CellKey, Cell] = {}
     for cell in content.cells:
-        if cell.paper is not None and (cell.key not in best or _informs(cell) > _informs(best[cell.key])):
-            best[cell.key] = cell
+        key = cell.key._replace(estimator=cell.key.estimator.removesuffix(INDEPENDENT))
+        if cell.paper is not None and (key not in best or _informs(cell) > _informs(best[key])):
+            best[key] = cell
     counted = Counter(_mark(cell) for cell in best.values())
     counts = ", ".join(f"{counted[mark]} {mark}" for mark in MARKS if counted[mark])
     names = in_order(key.estimator for key in best)
@@ -135,10 +136,11 @@ def verdicts_table(content: Content) -> Table:
     return _table("verdicts", rows, cells=len(best), counts=counts, paper_steps=PAPER_STEPS, clear=CLEAR)
 
 
-def _informs(cell: Cell) -> tuple[bool, bool, int, int]:
-    """Rank the cells of several lengths: the paper's length first, then the longest complete run."""
-    furthest = max((run.records.step for run in cell.unfinished), default=0)
-    return bool(cell.complete) and cell.steps == PAPER_STEPS, bool(cell.complete), cell.steps or 0, furthest
+def _informs(cell: Cell) -> tuple[bool | int, ...]:
+    """Rank the cells of a place: the paper's length first, then the longest complete run, then the paper's decoder."""
+    complete, furthest = bool(cell.complete), max((run.records.step for run in cell.unfinished), default=0)
+    length = complete and cell.steps == PAPER_STEPS, complete, cell.steps or 0, furthest
+    return *length, cell.key.estimator.endswith(INDEPENDENT)
 
 
 def _mark(cell: Cell) -> str:

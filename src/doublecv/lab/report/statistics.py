@@ -17,13 +17,12 @@ from typing import NamedTuple
 
 from doublecv import estimators
 from doublecv.lab.report.collect import Run
+from doublecv.lab.sweep.plan import PAPER_STEPS
 from doublecv.lab.train.settings import TrainSettings
 
 CLEAR = 2.0
 """Two numbers differ clearly if they differ by more than this multiple of their combined +-."""
 
-PAPER_STEPS, PAPER_SEEDS = 1_000_000, 5
-"""The steps of the paper's training runs, and the number of runs per cell."""
 TIME_SAMPLES = 4
 """The K of the paper's times per step."""
 RELAXED_SAMPLES = 2
@@ -32,6 +31,8 @@ RELAXED_SAMPLES = 2
 DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "omniglot": "Omniglot 28x28", "digits": "digits"}
 ESTIMATORS = ("rloo", "double-cv", "disarm", "arms", "relax")
 """The order of the paper's tables."""
+INDEPENDENT, PAPER_INDEPENDENT = "-independent", ("disarm", "arms")
+"""The end of an estimator's name in a cell with independent decoder samples, and those that the paper trained so."""
 
 
 class Estimate(NamedTuple):
@@ -132,8 +133,10 @@ def make_cells(runs: Sequence[Run], published: Mapping[CellKey, Estimate]) -> tu
         return likelihood, samples, list(DATASETS).index(dataset), network, _estimator_order(estimator), steps or 0
 
     def paper(key: CellKey) -> Estimate | None:
+        name = key.estimator.removesuffix(INDEPENDENT)
         again = key._replace(samples=RELAXED_SAMPLES) if key.estimator == "relax" else key
-        return published.get(key, published.get(again))
+        as_printed = key._replace(estimator=name) if name in PAPER_INDEPENDENT else again
+        return published.get(key, published.get(as_printed))
 
     return tuple(Cell(*place, tuple(found[place]), paper(place[0])) for place in sorted(found, key=order))
 
@@ -144,8 +147,9 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _estimator_order(name: str) -> tuple[int, str]:
-    order = (*ESTIMATORS, *(other for other in estimators.names() if other not in ESTIMATORS), name)
-    return order.index(name), name
+    bare = name.removesuffix(INDEPENDENT)
+    order = (*ESTIMATORS, *(other for other in estimators.names() if other not in ESTIMATORS), bare)
+    return order.index(bare), name
 
 
 def _keys(settings: TrainSettings, planned: Sequence[TrainSettings]) -> set[CellKey]:
@@ -154,7 +158,8 @@ def _keys(settings: TrainSettings, planned: Sequence[TrainSettings]) -> set[Cell
     if settings.samples == 1 and settings.make_estimator().needs.relaxed_points:
         others = {other.samples for other in planned if other.likelihood == settings.likelihood}
         tables = others - {1} or {RELAXED_SAMPLES}
-    place = settings.dataset, settings.network, settings.estimator
+    variant = INDEPENDENT if settings.decoder_samples == "independent" else ""
+    place = settings.dataset, settings.network, settings.estimator + variant
     return {CellKey(settings.likelihood, samples, *place) for samples in tables}
 
 

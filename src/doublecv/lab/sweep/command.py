@@ -28,6 +28,7 @@ KEYS = {
     "network": NETWORKS,
     "samples": ("2", "4"),
     "estimator": tuple(estimators.names()),
+    "decoder-samples": plans.DECODER_SAMPLES,
 }
 """The keys of --only and their values."""
 
@@ -54,7 +55,7 @@ class ReproduceSettings(ProgramSettings):
     """The seeds."""
     only: Annotated[tuple[str, ...], Option(metavar="KEY=VALUE,...")] = ()
     """Restrict the targets by dataset=, likelihood=, network=, samples= or estimator=. Data sets and estimators that
-    the paper does not have are also accepted."""
+    the paper does not have are also accepted; decoder-samples=independent trains as the paper's DisARM and ARMS do."""
     cluster: Annotated[str | None, Option(metavar="ADDRESS", without_value=LOCAL)] = None
     """Run on the Ray cluster at ADDRESS, or without an address on one that is started on this machine."""
     out: Annotated[Path | None, Option(metavar="DIR")] = None
@@ -167,7 +168,7 @@ def show(targets: Sequence[str], steps: int | None, seeds: Sequence[int], only: 
     rows = [row(name, TARGETS[name].summary, name) for name in targets]
     if len(targets) > 1:
         rows += [row(ALL if len(targets) == len(TARGETS) else "together", "", *targets)]
-    title = f"{1_000_000 if steps is None else steps:,} steps, {_count(len(seeds), 'seed')}"
+    title = f"{steps or plans.PAPER_STEPS:,} steps, {_count(len(seeds), 'seed')}"
     caption = (
         f"time on {_count(cores(), 'core')}: a training step of RLOO with K = 2 was measured here, the others "
         "are estimated from their multiplications; a run that targets share is one run"

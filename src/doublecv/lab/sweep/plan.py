@@ -19,7 +19,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from itertools import product
@@ -45,6 +45,7 @@ PAPER_STEPS = 1_000_000
 DATASETS = ("mnist", "fashion-mnist", "omniglot")
 LIKELIHOODS = ("bernoulli", "gaussian")
 NETWORKS = ("nonlinear", "linear")
+DECODER_SAMPLES = ("shared", "independent")
 SEEDS = (1, 2, 3, 4, 5)
 """The paper has five independent runs."""
 
@@ -159,17 +160,20 @@ class TrainTarget:
         # At least ten times per run.
         often = max(1, length // 10)
         every = {name: min(getattr(TrainSettings, name), often) for name in EVERY}
-        for seed, dataset, likelihood, network, estimator in product(
+        for seed, dataset, likelihood, network, estimator, decoder in product(
             seeds,
             only.get("dataset", DATASETS),
             _selected(self.likelihoods, only, "likelihood"),
             _selected(self.networks, only, "network"),
             only.get("estimator", self.estimators),
+            only.get("decoder-samples", DECODER_SAMPLES[:1]),
         ):
             samples = own_samples(estimator, self.samples)
             place: dict[str, Any] = {"dataset": dataset, "likelihood": likelihood, "network": network, "seed": seed}
-            settings = TrainSettings(estimator=estimator, samples=samples, steps=length, **every, **place)
-            yield _planned("train", f"{dataset}-{likelihood}-{network}-{estimator}-k{samples}-seed{seed}", settings)
+            place |= {"estimator": estimator, "samples": samples, "decoder_samples": decoder}
+            variant = "" if decoder == DECODER_SAMPLES[0] else f"-{decoder}"
+            name = f"{dataset}-{likelihood}-{network}-{estimator}{variant}-k{samples}-seed{seed}"
+            yield _planned("train", name, TrainSettings(steps=length, **every, **place))
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class ToyTarget:
 
     def runs(self, steps: int | None, seeds: Sequence[int], only: Only) -> Iterator[SweepRun]:
         """Yield the runs; fewer steps than the paper's iterations shorten them."""
-        if {"dataset", "likelihood", "network"} & only.keys() or "2" not in only.get("samples", ["2"]):
+        if only.keys() - {"samples", "estimator"} or "2" not in only.get("samples", ["2"]):
             return
         if sorted(seeds) != [*range(1, len(seeds) + 1)]:
             raise InputError(f"the toy problem has the seeds 1, 2, ...; got --seeds {' '.join(map(str, seeds))}")
@@ -202,7 +206,7 @@ class BenchTarget:
 
     def runs(self, steps: int | None, seeds: Sequence[int], only: Only) -> Iterator[SweepRun]:
         """Yield the run; it depends neither on steps and seeds nor on the likelihood, which hardly changes a step."""
-        fixed = {"dataset": "fashion-mnist", "network": "nonlinear"}
+        fixed = {"dataset": "fashion-mnist", "network": "nonlinear", "decoder-samples": DECODER_SAMPLES[0]}
         samples = tuple(int(K) for K in _selected(tuple(map(str, self.samples)), only, "samples"))
         if not samples or any(value not in only.get(key, [value]) for key, value in fixed.items()):
             return
@@ -311,9 +315,8 @@ def cores() -> int:
 
 def processor() -> str:
     """Return the name of the processor, which Python does not know on Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

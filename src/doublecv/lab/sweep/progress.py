@@ -129,29 +129,22 @@ def work(run: SweepRun) -> float:
     samples, steps = settings["samples"], settings["steps"]
     network, batch, latents = settings["network"], settings["batch"], settings["latents"]
     one_step = step_work(settings["estimator"], samples, network, images.pixels, batch, latents)
-    encoder, decoder = _weights(network, images.pixels, latents)
-    return float(
-        COMPILATION
-        + steps * one_step
-        + steps / settings["evaluate_every"] * (images.train + images.validation) * (encoder + samples * decoder)
-        + images.test * (2 * encoder + (samples + settings["bound_samples"]) * decoder)
-    )
+    evaluations = steps / settings["evaluate_every"] * (images.train + images.validation) * (1 + samples)
+    at_the_end = images.test * (2 + samples + settings["bound_samples"])
+    weights = _weights(network, images.pixels, latents)
+    return float(COMPILATION + steps * one_step + (evaluations + at_the_end) * weights)
 
 
 def step_work(name: str, samples: int, network: str, pixels: int, batch: int, latents: int = 200) -> float:
     """Return the multiplications of one training step."""
-    encoder, decoder = _weights(network, pixels, latents)
     estimator = estimators.make(name, samples)
     passes = 5 if estimator.needs.relaxed_points else 3
-    return float(batch * (3 * encoder + passes * estimator.evaluations * decoder))
+    return float(batch * (3 + passes * estimator.evaluations) * _weights(network, pixels, latents))
 
 
-def _weights(network: str, pixels: int, latents: int, hidden: int = 200) -> tuple[int, int]:
-    """Return the numbers of weights of the encoder and of the decoder."""
-    if network == "linear":
-        return pixels * latents, latents * pixels
-    weights = pixels * hidden + hidden * hidden + hidden * latents
-    return weights, weights
+def _weights(network: str, pixels: int, latents: int, hidden: int = 200) -> int:
+    """Return the number of weights of the encoder, which is also that of the decoder."""
+    return pixels * latents if network == "linear" else (pixels + hidden + latents) * hidden
 
 
 def multiplications_per_second() -> float:
