@@ -236,6 +236,42 @@ def test_a_policy_of_few_categories_does_no_harm(estimator, seed):
     assert max(ratios) <= 1.1
 
 
+def almost_linear(x):
+    return 1.3 * x[..., 0] - 0.7 * x[..., 1] + 0.5 * x[..., 0] * x[..., 1] + 0.37
+
+
+def slope_of_almost_linear(x):
+    return np.stack([1.3 + 0.5 * x[..., 1], -0.7 + 0.5 * x[..., 0]], axis=-1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("estimator", [dcv.DoubleCV(samples=3), dcv.QuadraticDoubleCV(samples=3)], ids=str)
+def test_variables_that_are_almost_certain_are_learned(estimator, seed):
+    """In most steps all samples agree, and g0 is a rounding error, which is not the scale of f."""
+    q, f, df = dcv.Bernoulli(logits=np.array([-3.0, -3.5])), almost_linear, slope_of_almost_linear
+    states = run(estimator, q, f, df, 400, seed=seed)
+    values = almost_linear(q.sample(np.random.default_rng(seed).random((200, 3, 2))))
+    spreads = np.var(values, axis=1)
+    assert np.median(spreads) < 1e-25 < 1e-3 < np.mean(spreads)
+    assert states[-1].averages["log_scale"] > -5
+    assert exact_ratio(estimator, q, f, df, states[200]) < 0.2
+    assert exact_ratio(estimator, q, f, df, states[400]) < 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_large_control_variates_beside_no_g0_do_not_move_the_scale(seed):
+    """Where the samples agree, g0 is 0 and the control variate of the toy problem is 250,000 times as large."""
+    q, estimator = dcv.Bernoulli(logits=np.zeros(1)), dcv.DoubleCV(samples=2)
+
+    def f(x):
+        return np.mean((x - 0.499) ** 2, axis=-1)
+
+    states = run(estimator, q, f, lambda x: 2 * (x - 0.499), 60, seed=seed)
+    scales = [state.averages["log_scale"] for state in states if state.averages["steps"][-1] > 0]
+    assert len(scales) > 30
+    np.testing.assert_allclose(scales, np.log(1e-6), rtol=1e-6)
+
+
 def test_small_differences_of_f_beside_large_gradients_are_learned_without_a_batch():
     """The toy problem, in which f changes a thousand times less than its gradient says."""
     estimator, rng, variables = dcv.QuadraticDoubleCV(samples=2), np.random.default_rng(0), 200

@@ -186,3 +186,16 @@ class TestErrors:
     def test_categorical(self):
         with pytest.raises(TypeError, match=r"q must be a doublecv\.Bernoulli for LearnedSurrogate, got Categorical"):
             make_surrogate(dcv.RLOO(2)).check_family(dcv.Categorical(logits=np.zeros((2, 3))))
+
+
+def test_samples_that_agree_do_not_change_the_unit_of_the_fit():
+    """In most steps all samples agree; what rounding leaves of their differences is not the spread of f."""
+    estimator = dcv.LearnedSurrogate(dcv.RLOO(samples=3))
+    q, rng = dcv.Bernoulli(logits=np.full((1, 2), -3.0)), np.random.default_rng(0)
+    learned = estimator.init(q)
+    for _ in range(300):
+        x = q.sample(rng.random((3, 1, 2)))
+        evaluation = Evaluation(x, 1.3 * x[..., 0] - 0.7 * x[..., 1] + 0.37, np.broadcast_to([1.3, -0.7], x.shape))
+        averages = estimator.advance(learned.averages, estimator.apply(q, evaluation, learned).statistics)
+        learned = learned._replace(averages=averages)
+    assert -5 < learned.averages["surrogate_log_scale"] < 1

@@ -14,10 +14,10 @@ use earlier steps only, so the estimate stays unbiased.
    share :math:`\rho` of the mean square of :math:`g_0` that the candidate left over on later steps, the system is
 
    .. math:: \big(S A S + \kappa \, (\rho + n / N) \, \tfrac{n}{N} I\big) \, S^{-1} c = -S b, \qquad
-       S_{ii}^{-2} = A_{ii} + 2 m,
+       S_{ii}^{-2} = A_{ii} + \eta m,
 
-   where m is the mean square of the terms that the parts are differences of (`Parts.magnitude`). A control variate that
-   is small by cancellation or rounding is therefore not blown up.
+   where m is the mean square of the terms that the parts are differences of (`Parts.magnitude`) and :math:`\eta` is one
+   of `MAGNITUDE_SHARES`. A control variate that is small by cancellation or rounding is therefore not blown up.
 3. **Out-of-sample judgement.** Each candidate is applied to the next step, before that step enters the moments. With
    :math:`v = \sum_i c_i h_i` for the candidate c, the sums of :math:`v \cdot g_0` and :math:`v \cdot v` in each memory
    give the best factor :math:`t = -E[v \cdot g_0] / E[v \cdot v]` and its standard error. The candidate is used with a
@@ -31,7 +31,8 @@ use earlier steps only, so the estimate stays unbiased.
    Before the first judgement the coefficients are 0, which leaves :math:`g_0`, RLOO.
 
 Every step is measured in units of the running geometric mean of :math:`g_0 \cdot g_0`, so the scale of f does not
-matter. A step whose parts are thousands of times larger than before is left out if the next one is not so large too.
+matter. Steps in which all samples have the same f say nothing about the scale. A step whose parts are thousands of
+times larger than before is left out if the next one is not so large too.
 
 The statistics are sums over batch elements: those of several calls, of the parts of a vmap or of several devices add
 up. If they are averaged over n devices where they should be added up, the judgement takes the batch to be n times
@@ -60,8 +61,9 @@ MEMORIES = (0.97, 0.999)
 RIDGE_OF_ALL, RIDGE_OF_ONE = 0.01, 0.5
 r"""The factor :math:`\kappa` of the ridge in the solution for all coefficients, and in that for a multiple of u."""
 
-MAGNITUDE_SHARE = 2.0
-"""The multiple of the mean of `Parts.magnitude` that is added to the mean squares of the control variates."""
+MAGNITUDE_SHARES = (2.0, 0.05)
+"""The multiple of the mean of `Parts.magnitude` that is added to the mean squares of the control variates, for the sums
+of each memory: what cancels over a thousand steps is relied on more than what cancels over thirty."""
 
 LOWER = 1.0
 """How many standard errors the confidence limit of t lies below its estimate."""
@@ -91,6 +93,13 @@ which is followed at once."""
 
 FALL = log(1e-4)
 """The logarithm of g0 . g0, relative to the running scale, below which f may have become much smaller at once."""
+
+SLOWEST_FALL = log(0.1)
+"""The smallest logarithm of g0 . g0, relative to the running scale, that the scale follows in proportion: nearly all
+steps of an almost certain variable have a tiny g0, and the few others make the variance."""
+
+ROUNDING = 100.0
+"""The number of rounding errors, relative to the parts, below which g0 is one itself: all samples have the same f."""
 
 LEAST_RIDGE = 1e-8
 """The smallest ridge on the unit diagonal of the system; ten rounding errors if that is more."""
@@ -234,24 +243,31 @@ def advance(
     squares = raw[: (1 + n) ** 2 : n + 2] / safe_weight
     earlier = sums[-1, : (1 + n) ** 2 : n + 2] / xp.where(known, steps, one)
     own, size, earlier_size = squares[0], xp.sum(squares), xp.sum(earlier)
-    measured = weighted & xp.isfinite(own) & (own > 0)
+    # A part that does not become smaller with f says nothing about the rounding of f.
+    rounding = 0.0 if follow_falls else (ROUNDING * float(xp.finfo(sums.dtype).eps)) ** 2
+    measured = weighted & xp.isfinite(own) & (own > rounding * size)
     present = weighted & xp.isfinite(size) & (size > 0)
     log_own = xp.log(xp.where(measured, own, one))
     excess = xp.log(xp.where(present & known, size / (earlier_size + TINY), one))
     lasting = xp.where(excess < averages["log_excess"], excess, averages["log_excess"])
-    jumped = lasting > JUMP
-    jump = xp.where(jumped, lasting, zero)
-    plausible = (excess <= JUMP) | jumped
+    share = 1 / (steps + one)
+    few = share > SCALE_RATE
+    # The scale is that of g0: large control variates beside a g0 as before are no jump. Where all samples have the same
+    # f there is no g0 to tell; the first steps may then have seen no large control variate yet.
+    risen = xp.where(measured, xp.where(log_own < lasting, log_own, lasting), xp.where(few, zero, lasting))
+    jump = xp.where((lasting > JUMP) & (risen > 0), risen, zero)
+    jumped = jump > 0
+    plausible = (excess <= JUMP) | (lasting > JUMP) | (few & ~measured)
     if follow_falls:
         larger = xp.where(log_own > averages["log_own"], log_own, averages["log_own"])
         fallen = known & measured & (larger < FALL)
         jump, jumped = xp.where(fallen, larger, jump), jumped | fallen
     # At first the scale is the mean over all steps, in whose units the earlier sums are expressed again: one unusual
     # first step would otherwise outweigh the others, or count for nothing, as long as it is remembered.
-    share = 1 / (steps + one)
-    starting = known & ~jumped & (share > SCALE_RATE)
+    starting = known & ~jumped & few
     # Where all samples have the same f, what is left of g0 may be a rounding error.
-    gradual = xp.where(share > SCALE_RATE, xp.where(log_own > FALL, share * log_own, zero), SCALE_RATE * log_own)
+    limited = xp.where(log_own > SLOWEST_FALL, log_own, zero + SLOWEST_FALL)
+    gradual = xp.where(few, xp.where(log_own > FALL, share * log_own, zero), SCALE_RATE * limited)
     moved_by = xp.where(known, jump + xp.where(jumped, zero, gradual), log_own)
     moved_by = xp.where(measured & plausible | jumped, moved_by, zero)
     scale = {
@@ -334,7 +350,8 @@ def _solve(now: _Sums, ridge: Float[Array, "m v"], direction: Direction | None) 
     for variant, of_all in enumerate(_solves_all(n, direction)):
         if of_all:
             of_ridge = xp.clip(RIDGE_OF_ALL * n * ridge[:, variant], least, None)
-            magnitude = MAGNITUDE_SHARE * xp.sum(now.magnitude, axis=-1) / n
+            shares = xp.asarray(np.asarray(MAGNITUDE_SHARES), dtype=ridge.dtype, device=device(ridge))
+            magnitude = shares * xp.sum(now.magnitude, axis=-1) / n
             solutions.append(least_variance(now.products, of_ridge, magnitude))
             continue
         u = xp.asarray(np.asarray((1.0,) if direction is None else direction), dtype=ridge.dtype, device=device(ridge))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from doublecv.arrays import Array, detach, sum_over_samples
+from doublecv.arrays import Array, detach, subtract_from_samples, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.estimators import moments
 from doublecv.estimators.averages import leave_one_out
@@ -266,7 +266,11 @@ def _judged_parts(q: Distribution, evaluation: Evaluation, fit: _Fit) -> Weighte
     """
 
     def weights(values: Float[Array, "K *batch"]) -> Float[Array, "K *batch"]:
-        return values if values.shape[0] == 1 else values - leave_one_out(values)
+        if values.shape[0] == 1:
+            return values
+        # Exactly 0 where all values are the same: a rounding error would look as if f had become much smaller.
+        differences = subtract_from_samples(values, values[0])
+        return differences - leave_one_out(differences)
 
     exact = q.covariance_product(fit.slope)
     return WeightedScores(
