@@ -284,7 +284,7 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/moments.py",
-        "plausible = (excess <= JUMP) | jumped",
+        "plausible = (excess <= JUMP) | (lasting > JUMP) | (few & ~measured)",
         "plausible = excess == excess",
         f"{MOMENTS} -k outlier_changes",
     ),
@@ -317,6 +317,20 @@ MUTANTS = [
         "CERTAIN * (1 + RARE_IF_CERTAIN / entries) * error",
         "0 * error",
         f"{MOMENTS} -k few_categories",
+    ),
+    Mutant("estimators/moments.py", "ROUNDING = 100.0", "ROUNDING = 0.0", f"{MOMENTS} -k almost_certain"),
+    Mutant("estimators/moments.py", " | (few & ~measured)", "", f"{MOMENTS} -k beside_no_g0"),
+    Mutant(
+        "estimators/moments.py",
+        "measured & (log_own < lasting)",
+        "measured & (lasting < 0)",
+        f"{MOMENTS} -k g0_as_before",
+    ),
+    Mutant(
+        "estimators/surrogate.py",
+        "differences = subtract_from_samples(values, values[0])",
+        "differences = values",
+        "tests/estimators/test_surrogate.py -k agree",
     ),
     Mutant("estimators/quadratic.py", '"crossed": -1 / (K - 1)', '"crossed": 1 / (K - 1)', f"{MOMENTS} -k direction"),
     Mutant(

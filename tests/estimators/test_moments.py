@@ -272,6 +272,19 @@ def test_large_control_variates_beside_no_g0_do_not_move_the_scale(seed):
     np.testing.assert_allclose(scales, np.log(1e-6), rtol=1e-6)
 
 
+def test_control_variates_that_become_large_beside_a_g0_as_before_are_not_used():
+    q, estimator, rng = dcv.Bernoulli(logits=np.zeros((1, 3))), dcv.DoubleCV(samples=2), np.random.default_rng(9)
+    f, df = network(3)
+    learned = before = run(estimator, q, f, df, 60)[-1]
+    assert abs(before.averages["coefficients"][0]) > 0.1
+    for _ in range(3):
+        evaluation = draw(estimator, q, f, lambda x: 1e4 * df(x), rng)
+        averages = estimator.advance(learned.averages, estimator.apply(q, evaluation, learned).statistics)
+        learned = learned._replace(averages=averages)
+    assert abs(learned.averages["log_scale"] - before.averages["log_scale"]) < 2
+    assert abs(learned.averages["coefficients"][0]) < 1e-4
+
+
 def test_small_differences_of_f_beside_large_gradients_are_learned_without_a_batch():
     """The toy problem, in which f changes a thousand times less than its gradient says."""
     estimator, rng, variables = dcv.QuadraticDoubleCV(samples=2), np.random.default_rng(0), 200

@@ -253,8 +253,8 @@ def advance(
     share = 1 / (steps + one)
     few = share > SCALE_RATE
     # The scale is that of g0: large control variates beside a g0 as before are no jump. Where all samples have the same
-    # f there is no g0 to tell; the first steps may then have seen no large control variate yet.
-    risen = xp.where(measured, xp.where(log_own < lasting, log_own, lasting), xp.where(few, zero, lasting))
+    # f there is no g0 to tell; the first steps may then have seen no large control variate yet, and this is one.
+    risen = xp.where(measured & (log_own < lasting), log_own, lasting)
     jump = xp.where((lasting > JUMP) & (risen > 0), risen, zero)
     jumped = jump > 0
     plausible = (excess <= JUMP) | (lasting > JUMP) | (few & ~measured)
