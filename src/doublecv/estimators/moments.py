@@ -95,8 +95,8 @@ FALL = log(1e-4)
 """The logarithm of g0 . g0, relative to the running scale, below which f may have become much smaller at once."""
 
 SLOWEST_FALL = log(0.1)
-"""The smallest logarithm of g0 . g0, relative to the running scale, that the scale follows in proportion: nearly all
-steps of an almost certain variable have a tiny g0, and the few others make the variance."""
+"""The smallest logarithm of g0 . g0, relative to the running scale, that the scale of a linear estimator follows in
+proportion: nearly all steps of an almost certain variable have a tiny g0, and the few others make the variance."""
 
 ROUNDING = 100.0
 """The number of rounding errors, relative to the parts, below which g0 is one itself: all samples have the same f."""
@@ -266,8 +266,8 @@ def advance(
     # first step would otherwise outweigh the others, or count for nothing, as long as it is remembered.
     starting = known & ~jumped & few
     # Where all samples have the same f, what is left of g0 may be a rounding error.
-    limited = xp.where(log_own > SLOWEST_FALL, log_own, zero + SLOWEST_FALL)
-    gradual = xp.where(few, xp.where(log_own > FALL, share * log_own, zero), SCALE_RATE * limited)
+    later = log_own if follow_falls else xp.where(log_own > SLOWEST_FALL, log_own, zero + SLOWEST_FALL)
+    gradual = xp.where(few, xp.where(log_own > FALL, share * log_own, zero), SCALE_RATE * later)
     moved_by = xp.where(known, jump + xp.where(jumped, zero, gradual), log_own)
     moved_by = xp.where(measured & plausible | jumped, moved_by, zero)
     scale = {
