@@ -212,9 +212,8 @@ class LearnedSurrogate(Estimator):
         along = some(fit.along, directions)
         remaining_f, remaining_df = f - some(fit.r), df - some(fit.dr, variables)
         centered = remaining_f - sum_over_samples(remaining_f) / K
-        misfit = sum_over_samples(centered**2) / max(1, K - 1) + sum_over_samples(
-            q.dot(remaining_df, variance * remaining_df)
-        ) / (K)
+        misfit_of_f = sum_over_samples(centered**2) / max(1, K - 1)
+        misfit = misfit_of_f + sum_over_samples(q.dot(remaining_df, variance * remaining_df)) / K
         # An outlier would stay in the averages of Adam for a thousand steps. A batch element without weight does not
         # count, even if f is not finite there. The weights are scaled as if all elements had been used.
         weight, ones = some(weight), xp.ones_like(misfit)
