@@ -15,6 +15,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not i
     _compiled_programs = tempfile.TemporaryDirectory(prefix="doublecv-compiled-", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled_programs.name
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# For the processes that tests start; the reason is with pytest's own list of warnings in pyproject.toml.
+os.environ["PYTHONWARNINGS"] = "ignore:Error reading persistent compilation cache entry:UserWarning"
 
 # It must be installed before the package is imported. A variable reaches the workers; a plugin does not early enough.
 if "DOUBLECV_TYPECHECK" in os.environ:
