@@ -10,8 +10,9 @@ use earlier steps only, so the estimate stays unbiased.
 1. **A row of candidates.** The moments are exponential sums with the decays `MEMORIES`. Each of them gives a solution
    for all coefficients and, where the estimator names a direction u, the best multiple of u, which has one number to
    learn only.
-2. **A ridge in units of what is not explained.** With n coefficients, N effective batch elements in the memory and the
-   share :math:`\rho` of the mean square of :math:`g_0` that the candidate left over on later steps, the system is
+2. **A ridge in units of what is not explained.** With n coefficients (1 for a multiple of u), N effective batch
+   elements in the memory that they are solved from, and the share :math:`\rho` of the mean square of :math:`g_0` that
+   the candidate left over on later steps, the system is
 
    .. math:: \big(S A S + \kappa \, (\rho + n / N) \, \tfrac{n}{N} I\big) \, S^{-1} c = -S b, \qquad
        S_{ii}^{-2} = A_{ii} + \eta m,
@@ -21,14 +22,15 @@ use earlier steps only, so the estimate stays unbiased.
 3. **Out-of-sample judgement.** Each candidate is applied to the next step, before that step enters the moments. With
    :math:`v = \sum_i c_i h_i` for the candidate c, the sums of :math:`v \cdot g_0` and :math:`v \cdot v` in each memory
    give the best factor :math:`t = -E[v \cdot g_0] / E[v \cdot v]` and its standard error. The candidate is used with a
-   lower confidence limit of t, clipped to [0, 1]. With twice the best factor the variance is that of RLOO; where a
-   lower confidence limit of 2 t lies above t, the candidate is used with t itself.
+   lower confidence limit of t, clipped to [0, 1].
 4. **A weighted choice.** The coefficients are the average of :math:`t c` over candidates and memories, with weights
-   that grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0,
-   and a solution for all coefficients starts with the weight :math:`\exp(-\lambda (1 + (\nu n^2 / (N D))^2))`, where D
-   is the number of gradient entries of an element. It is used only if it is better than the multiple of u and rests on
-   many more numbers than it has coefficients: with few outcomes it fits all that were seen, whatever the others are.
-   Before the first judgement the coefficients are 0, which leaves :math:`g_0`, RLOO.
+   that grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0.
+   A candidate starts with the weight :math:`\exp(-\lambda (\nu_1 n^2 / (N B))^2)`, where B is the number of bits of an
+   x: it may have been good for as long as its memory held many elements, and now rest on one. The weight of a solution
+   for all coefficients has one more factor, :math:`\exp(-\lambda (1 + (\nu n^2 / (M B))^2))` with M judged elements. It
+   is used only if it is better than the multiple of u and was judged on many more numbers than it has coefficients:
+   with few outcomes it fits all that were seen, whatever the others are. Before the first judgement the coefficients
+   are 0, which leaves :math:`g_0`, RLOO.
 
 Every step is measured in units of the running geometric mean of :math:`g_0 \cdot g_0`, so the scale of f does not
 matter. Steps in which all samples have the same f say nothing about the scale. A step whose parts are thousands of
@@ -49,7 +51,7 @@ import numpy as np
 from array_api_compat import device
 
 from doublecv.arrays import Array, matrix_product, namespace
-from doublecv.distributions import Distribution, event_size
+from doublecv.distributions import Distribution, event_bits, event_size
 from doublecv.estimators.parts import Parts
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
 MEMORIES = (0.97, 0.999)
 """The decays of all sums per step."""
 
-RIDGE_OF_ALL, RIDGE_OF_ONE = 0.01, 0.5
+RIDGE_OF_ALL, RIDGE_OF_ONE = 0.01, 3.0
 r"""The factor :math:`\kappa` of the ridge in the solution for all coefficients, and in that for a multiple of u."""
 
 MAGNITUDE_SHARES = (2.0, 0.05)
@@ -68,18 +70,15 @@ of each memory: what cancels over a thousand steps is relied on more than what c
 LOWER = 1.0
 """How many standard errors the confidence limit of t lies below its estimate."""
 
-CERTAIN = 2.0
-"""How many standard errors a factor must lie below twice the best one to be used without caution."""
-
 UNSEEN = 2.0
 """The number of elements that are assumed in the judgement to have no cancellation at all."""
 
-RARE, RARE_IF_CERTAIN = 2.0, 10.0
-"""With n gradient entries per element, `LOWER` and `UNSEEN` are `1 + RARE / n` times as large, and `CERTAIN` is
-`1 + RARE_IF_CERTAIN / n` times: few variables have few outcomes, and rare ones stay unseen for long."""
+RARE = 2.0
+"""With B bits per x, `LOWER` and `UNSEEN` are `1 + RARE / B^2` times as large: few variables have few outcomes, and
+rare ones stay unseen for long."""
 
-PRIOR, NEEDED_NUMBERS = 3.0, 20.0
-r"""The :math:`\lambda` and :math:`\nu` in the first weight of a solution for all coefficients."""
+PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 3.0, 4.0, 20.0
+r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate."""
 
 SCALE_RATE = 0.05
 """The share of each step in the running logarithm of the mean square of g0, after as many steps as it allows for."""
@@ -171,7 +170,7 @@ def start(n: int, direction: Direction | None = None) -> dict[str, Any]:
 
 def empty_statistics(n: int, direction: Direction | None = None) -> dict[str, Any]:
     """Return the statistics of no batch element."""
-    return {"sums": np.zeros(start(n, direction)["sums"].shape[1]), "weight": np.zeros(()), "numbers": np.zeros(())}
+    return {"sums": np.zeros(start(n, direction)["sums"].shape[1]), "weight": np.zeros(()), "bits": np.zeros(())}
 
 
 def coefficients(averages: Mapping[str, Any]) -> Float[Array, "n"]:
@@ -214,7 +213,7 @@ def statistics(
     total = xp.sum(weight)
     products = xp.reshape(matrix_product(scaled, scaled.T), (-1,))
     sums = xp.concat([products, _sum(xp, weight, linear), _sum(xp, weight**2, squared)])
-    return {"sums": sums, "weight": total, "numbers": size * total}
+    return {"sums": sums, "weight": total, "bits": event_bits(q) * total}
 
 
 def advance(
@@ -292,14 +291,14 @@ def advance(
     powers = xp.asarray(powers, dtype=sums.dtype, device=device(sums))
     conversion = xp.exp(-xp.where(starting, moved_by, zero) * powers)
     moved = {"sums": (decay[:, None] * sums + step) * conversion, "steps": decay * averages["steps"] + one}
-    candidates, number = averages["candidates"], statistics["numbers"] / safe_weight
-    moved["coefficients"], moved["candidates"] = _choose(candidates, moved["sums"], number, direction)
+    candidates, bits = averages["candidates"], statistics["bits"] / safe_weight
+    moved["coefficients"], moved["candidates"] = _choose(candidates, moved["sums"], bits, direction)
     sane = usable & xp.all(xp.isfinite(moved["candidates"])) & xp.all(xp.isfinite(moved["coefficients"]))
     return {name: xp.where(sane, value, averages[name]) for name, value in moved.items()} | scale
 
 
 def _choose(
-    judged: Float[Array, "j n"], sums: Float[Array, "m s"], numbers: Float[Array, ""], direction: Direction | None
+    judged: Float[Array, "j n"], sums: Float[Array, "m s"], bits: Float[Array, ""], direction: Direction | None
 ) -> tuple[Float[Array, "n"], Float[Array, "j n"]]:
     """Return the coefficients and the new candidates, from the judgement of the former candidates."""
     xp, (count, n), memories = namespace(sums), judged.shape, len(MEMORIES)
@@ -317,27 +316,29 @@ def _choose(
     # An element that was not seen yet may have nothing of the cancellation that the coefficients rely on.
     sizes = xp.reshape(judged, (memories, -1, n)) ** 2 * now.magnitude[:, None, :]
     unseen = xp.reshape(xp.sum(sizes, axis=-1) / (own + TINY), (-1,))
-    entries = xp.clip(numbers, 1, None)
-    rare = 1 + RARE / entries
+    bits = xp.clip(bits, 1, None)
+    rare = 1 + RARE / bits**2
     caution = own / (elements + TINY) * (left_over + UNSEEN * rare * unseen)
     cautious = -with_g0 / (square + caution + TINY)
-    # Twice the best factor has the variance of RLOO: where that limit is far above the slope, nothing is held back.
-    harmless = 2 * (cautious - CERTAIN * (1 + RARE_IF_CERTAIN / entries) * error)
-    limited = xp.where(harmless < slope, harmless, slope)
-    lower = cautious - LOWER * rare * error
-    factor = xp.clip(xp.where(limited > lower, limited, lower), 0, 1)
+    factor = xp.clip(cautious - LOWER * rare * error, 0, 1)
     gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
-    of_all = np.tile(_solves_all(n, direction), memories).astype(float)
-    few = xp.clip(NEEDED_NUMBERS * n**2 / (elements * numbers + TINY), None, 1e3)
-    penalty = xp.asarray(PRIOR * of_all, dtype=sums.dtype, device=device(sums)) * (1 + few**2)
+    is_solution = np.tile(_solves_all(n, direction), memories)
+    of_all, learned = (
+        xp.asarray(values.astype(float), dtype=sums.dtype, device=device(sums))
+        for values in (is_solution, np.where(is_solution, n, 1))
+    )
+    held = xp.reshape(elements * xp.ones_like(xp.reshape(learned, (memories, -1))), (-1,))
+    too_few_held = xp.clip(HELD_NUMBERS * learned**2 / (held * bits + TINY), None, 1e3)
+    too_few_judged = xp.clip(JUDGED_NUMBERS * n**2 / (elements * bits + TINY), None, 1e3)
+    penalty = PRIOR * (too_few_held**2 + of_all * (1 + too_few_judged**2))
     support = gain * elements - penalty
     highest = xp.clip(xp.max(support), 0, None)
     share = xp.where(gain > 0, xp.exp(support - highest), xp.zeros_like(gain))
     share = xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
 
-    unexplained = xp.clip(left_over[-1] + n / (elements[-1] + TINY), 0, 1)
-    ridge = xp.reshape(unexplained, (memories, -1)) / (elements + TINY)
+    unexplained = xp.clip(left_over[-1] + learned / (held + TINY), 0, 1)
+    ridge = xp.reshape(unexplained / (held + TINY), (memories, -1))
     candidates = xp.reshape(_solve(now, ridge, direction), (count, n))
     return xp.sum(share[:, None] * candidates, axis=0), candidates
 
