@@ -307,8 +307,13 @@ MUTANTS = [
         f"{MOMENTS} -k used_soon",
     ),
     Mutant("estimators/moments.py", "too_few_held**2 + ", "", f"{MOMENTS} -k one_outcome"),
-    Mutant("estimators/moments.py", "learned / (held + TINY), 0, 1", "0 * learned, 0, 1", f"{MOMENTS} -k one_outcome"),
-    Mutant("estimators/moments.py", "xp.reshape(unexplained / (held + TINY)", "xp.reshape(0 * held", f"{MOMENTS}"),
+    Mutant("estimators/moments.py", "learned / (held + TINY), 0, 1", "0 * learned, 0, 1", f"{MOMENTS} -k equation"),
+    Mutant(
+        "estimators/moments.py",
+        "xp.reshape(unexplained / (held + TINY)",
+        "xp.reshape(0 * held",
+        f"{MOMENTS} -k equation",
+    ),
     Mutant("estimators/moments.py", "ROUNDING = 100.0", "ROUNDING = 0.0", f"{MOMENTS} -k almost_certain"),
     Mutant("estimators/moments.py", " | (few & ~measured)", "", f"{MOMENTS} -k beside_no_g0"),
     Mutant(

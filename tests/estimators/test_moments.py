@@ -406,6 +406,21 @@ def test_an_exact_fit_of_many_variables_is_used_soon(seed):
     np.testing.assert_allclose(states[-1].averages["coefficients"], -1, atol=0.1)
 
 
+@pytest.mark.parametrize("steps", [3, 8, 40])
+def test_the_ridge_of_one_coefficient_is_that_of_the_equation(steps):
+    """It has the elements N of the memory that is solved, and what the candidate left over in the long memory."""
+    q, problem = dcv.Bernoulli(logits=np.array([0.3, -0.2, 0.8])), network(3)
+    averages = run(dcv.DoubleCV(samples=2), q, *problem, steps)[-1].averages
+    for memory, candidate in enumerate(averages["candidates"][:, 0]):
+        own, product, _, square, magnitude = averages["sums"][memory, :5]
+        elements = own**2 / averages["sums"][memory, 9]
+        long = averages["sums"][-1]
+        with_g0, judged_square = long[5 + memory], long[7 + memory]
+        left_over = 1 - min(with_g0, 0) ** 2 / (judged_square * long[0]) if judged_square else 1
+        ridge = moments.RIDGE_OF_ONE * min(1, left_over + 1 / elements) / elements
+        np.testing.assert_allclose(candidate, -product / (square + ridge * (square + magnitude)), rtol=1e-6)
+
+
 def test_exact_moments_give_the_coefficients_of_least_variance():
     f, df = network(3)
     q, estimator = dcv.Bernoulli(logits=np.array([-1.0, 0.3, 1.0])), dcv.QuadraticDoubleCV(samples=2)
