@@ -306,6 +306,7 @@ MUTANTS = [
         "xp.exp(-zero * powers)",
         f"{MOMENTS} -k used_soon",
     ),
+    Mutant("estimators/moments.py", "LARGEST_MULTIPLE = 1.5", "LARGEST_MULTIPLE = 1e6", f"{MOMENTS} -k rare_outcomes"),
     Mutant("estimators/moments.py", "too_few_held**2 + ", "", f"{MOMENTS} -k one_outcome"),
     Mutant("estimators/moments.py", "learned / (held + TINY), 0, 1", "0 * learned, 0, 1", f"{MOMENTS} -k equation"),
     Mutant(

@@ -257,6 +257,28 @@ def test_a_solution_that_rests_on_one_outcome_does_no_harm():
     assert max(ratios) <= 0.9
 
 
+@pytest.mark.parametrize("estimator", [dcv.DoubleCV(samples=2), dcv.QuadraticDoubleCV(samples=2)], ids=str)
+def test_a_gradient_that_is_large_in_rare_outcomes_only_does_no_harm(estimator):
+    """A steep sigmoid: f is 0 or 1 in frequent outcomes, and its gradient is a hundred times larger in a rare one."""
+    rng = np.random.default_rng(1014)
+    slope = rng.normal(size=4)
+    slope = 40 * slope / np.linalg.norm(slope)
+
+    def f(x):
+        return 1 / (1 + np.exp(6 - (x - 0.5) @ slope))
+
+    def df(x):
+        return (f(x) * (1 - f(x)))[..., None] * slope
+
+    q, learned, ratios = dcv.Bernoulli(logits=2 * rng.normal(size=4)), estimator.init(), []
+    for step in range(100):
+        if step % 10 == 0:
+            ratios.append(exact_ratio(estimator, q, f, df, learned))
+        applied = estimator.apply(q, draw(estimator, q, f, df, rng), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    assert max(ratios) <= 1.1
+
+
 def almost_linear(x):
     return 1.3 * x[..., 0] - 0.7 * x[..., 1] + 0.5 * x[..., 0] * x[..., 1] + 0.37
 

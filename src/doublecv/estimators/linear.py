@@ -47,7 +47,8 @@ class LinearEstimator(Estimator):
     def direction(self) -> moments.Direction | None:
         """Return coefficients of which a multiple is a good estimate by itself; None if there are none.
 
-        It is learned from fewer steps than all coefficients are.
+        It is learned from fewer steps than all coefficients are. The multiple is at most
+        `moments.LARGEST_MULTIPLE`, positive or negative.
         """
         return None
 

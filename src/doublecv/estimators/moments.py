@@ -9,7 +9,7 @@ use earlier steps only, so the estimate stays unbiased.
 
 1. **A row of candidates.** The moments are exponential sums with the decays `MEMORIES`. Each of them gives a solution
    for all coefficients and, where the estimator names a direction u, the best multiple of u, which has one number to
-   learn only.
+   learn only, at most `LARGEST_MULTIPLE`.
 2. **A ridge in units of what is not explained.** With n coefficients (1 for a multiple of u), N effective batch
    elements in the memory that they are solved from, and the share :math:`\rho` of the mean square of :math:`g_0` that
    the candidate left over on later steps, the system is
@@ -62,6 +62,10 @@ MEMORIES = (0.97, 0.999)
 
 RIDGE_OF_ALL, RIDGE_OF_ONE = 0.01, 3.0
 r"""The factor :math:`\kappa` of the ridge in the solution for all coefficients, and in that for a multiple of u."""
+
+LARGEST_MULTIPLE = 1.5
+"""The largest multiple of u. With the multiple -1 a linear f has no variance left; a much larger one means that the
+gradient of f is small in the outcomes that were seen, and it may be large in others."""
 
 MAGNITUDE_SHARES = (2.0, 0.05)
 """The multiple of the mean of `Parts.magnitude` that is added to the mean squares of the control variates, for the sums
@@ -359,6 +363,8 @@ def _solve(now: _Sums, ridge: Float[Array, "m v"], direction: Direction | None) 
         square = xp.sum((now.products[:, 1:, 1:] @ u) * u, axis=-1)
         of_ridge = xp.clip(RIDGE_OF_ONE * ridge[:, variant], least, None) * (square + now.magnitude @ u**2)
         multiple = -(now.products[:, 1:, 0] @ u) / (xp.clip(square, 0, None) + of_ridge + TINY)
+        if direction is not None:
+            multiple = xp.clip(multiple, -LARGEST_MULTIPLE, LARGEST_MULTIPLE)
         solutions.append(multiple[:, None] * u)
     return xp.stack(solutions, axis=1)
 

@@ -105,6 +105,11 @@ class DoubleCV(LinearEstimator):
                 "each other, so no independent sample has a gradient to use"
             )
 
+    @property
+    def direction(self) -> tuple[float, ...]:
+        """Return alpha = 1."""
+        return (1.0,)
+
     @cached_property
     def needs(self) -> Needs:
         """Return the needs: gradients at the samples or at the mean."""
