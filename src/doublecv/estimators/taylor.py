@@ -107,7 +107,7 @@ class DoubleCV(LinearEstimator):
 
     @property
     def direction(self) -> tuple[float, ...]:
-        """Return alpha = 1."""
+        """Return alpha = 1: its multiple, which is alpha, is limited."""
         return (1.0,)
 
     @cached_property
