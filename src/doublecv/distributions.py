@@ -286,6 +286,10 @@ class Distribution(ABC):
     def entropy(self) -> Float[Array, "*batch"]:
         r"""Return :math:`-E[\log q(x)]`, summed over the event."""
 
+    def visited_entropy(self) -> Float[Array, "*batch"]:
+        r"""Return the entropy; on a path its estimate, the mean over the samples of that at the visited logits."""
+        return self.entropy()
+
     @abstractmethod
     def kl(self, other: Distribution) -> Float[Array, "*batch"]:
         r"""Return :math:`E[\log q(x) - \log p(x)]` with p = `other`, summed over the event."""

@@ -187,6 +187,10 @@ class Path(Blocks):
         """Raise: the entropy of a path is an expectation over the earlier blocks."""
         raise TypeError("the entropy of a path has no closed form; take the mean of -q.log_prob(x) over the samples")
 
+    def visited_entropy(self) -> Float[Array, "*batch"]:
+        r"""Return the mean over the samples of the entropy at the visited logits, which estimates that of the path."""
+        return self.xp.mean(sum(family.entropy() for family in self._families), axis=0)
+
     def kl(self, other: Distribution) -> NoReturn:
         """Raise: the divergence of a path is an expectation over the earlier blocks."""
         raise TypeError(

@@ -1,10 +1,12 @@
 """Solved coefficients: unbiased, additive over batch elements, free of scale, and never worse than RLOO."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import doublecv as dcv
-from doublecv.estimators import Evaluation, Learned, fixed_coefficients, moments
+from doublecv.estimators import Evaluation, Learned, fixed_coefficients, judgement
 from doublecv.exact import enumerate_outcomes, exact_gradient, exact_moments
 
 ESTIMATORS = [
@@ -110,11 +112,14 @@ def test_statistics_add_up_over_batch_elements_and_ignore_those_without_weight(e
 def test_neither_the_scale_of_f_nor_that_of_the_weights_changes_the_coefficients(estimator):
     f, df = network(5)
     q = dcv.Bernoulli(logits=np.random.default_rng(3).normal(size=(4, 5)))
-    wanted = run(estimator, q, f, df, 30)[-1].averages["coefficients"]
-    assert np.max(np.abs(wanted)) > 0.05
+    wanted = run(estimator, q, f, df, 30)[-1].averages
+    assert np.max(np.abs(wanted["coefficients"])) > 0.05
+    has_unit = [name not in estimator.bounded for name in estimator.needs.coefficients]
     for scale in (1e-8, 1e8):
-        scaled = run(estimator, q, f, df, 30, lambda step, scale=scale: scale)[-1]
-        np.testing.assert_allclose(scaled.averages["coefficients"], wanted, rtol=1e-6)
+        scaled = run(estimator, q, f, df, 30, lambda step, scale=scale: scale)[-1].averages
+        unit = np.where(has_unit, 1, scale)
+        np.testing.assert_allclose(scaled["coefficients"], unit * wanted["coefficients"], rtol=1e-6)
+        np.testing.assert_allclose(scaled["candidates"], wanted["candidates"], rtol=1e-6, atol=1e-12)
     evaluation, learned = draw(estimator, q, f, df, np.random.default_rng(5)), run(estimator, q, f, df, 30)[-1]
     small, large = (
         estimator.advance(learned.averages, estimator.apply(q, evaluation, learned, np.full(4, weight)).statistics)
@@ -361,6 +366,59 @@ def test_many_samples_are_of_use():
     assert np.sum(np.var(own, axis=0)) < 0.9 * np.sum(np.var(rloo, axis=0))
 
 
+def steep(seed, variables=5):
+    """Return a steep sigmoid of the variables, which is flat in most outcomes, and its gradient."""
+    slope = np.random.default_rng(seed).normal(size=variables)
+    slope = 40 * slope / np.linalg.norm(slope)
+
+    def f(x):
+        return 1 / (1 + np.exp(6 - (x - 0.5) @ slope))
+
+    def df(x):
+        return (f(x) * (1 - f(x)))[..., None] * slope
+
+    return f, df
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_bounded_control_variates_lower_the_variance_of_a_steep_function(scale):
+    """The gradient of f is almost 0 in most outcomes, but its direction is right in all of them."""
+    f, df = steep(3)
+    q, estimator = dcv.Bernoulli(logits=np.zeros((4, 5))), dcv.QuadraticDoubleCV(samples=2)
+    learned = run(estimator, q, f, df, 200, lambda step: scale)[-1]
+    one = dcv.Bernoulli(logits=np.zeros(5))
+    ratio = exact_ratio(estimator, one, lambda x: scale * f(x), lambda x: scale * df(x), learned)
+    assert ratio < 0.6
+    coefficients = dict(zip(estimator.needs.coefficients, learned.averages["coefficients"], strict=True))
+    without = coefficients | dict.fromkeys(estimator.bounded, 0.0)
+    assert exact_ratio(estimator, one, f, df, fixed_coefficients(without)) > ratio + 0.2
+
+
+def test_bounded_control_variates_are_left_out_at_once_where_f_becomes_much_smaller():
+    f, df = steep(3)
+    q, estimator = dcv.Bernoulli(logits=np.zeros((4, 5))), dcv.QuadraticDoubleCV(samples=2)
+    states = run(estimator, q, f, df, 230, lambda step: 1.0 if step < 200 else 1e-6)
+    one = dcv.Bernoulli(logits=np.zeros(5))
+
+    def ratio(step, factor):
+        return exact_ratio(estimator, one, lambda x: factor * f(x), lambda x: factor * df(x), states[step])
+
+    assert ratio(200, 1.0) < 0.7
+    assert max(ratio(step, 1e-6) for step in (201, 202, 205, 215, 230)) <= 1.01
+
+
+@pytest.mark.parametrize("samples", [2, 3, 4])
+def test_terms_with_the_direction_of_the_gradient_do_not_see_its_length(samples):
+    estimator = dcv.QuadraticDoubleCV(samples=samples)
+    q, rng = dcv.Bernoulli(logits=np.random.default_rng(0).normal(size=(3, 4))), np.random.default_rng(1)
+    evaluation = draw(estimator, q, *network(4), rng)
+    longer = replace(evaluation, df=1e3 * evaluation.df)
+    few, many = (estimator.parts(q, one).vectors()[1] for one in (evaluation, longer))
+    for name in estimator.needs.coefficients:
+        factor = 1.0 if name in estimator.bounded else 1e3
+        np.testing.assert_allclose(many[name], factor * few[name], rtol=1e-9)
+
+
 @pytest.mark.parametrize("samples", [2, 3, 4])
 def test_the_direction_of_the_quadratic_form_is_double_cv(samples):
     f, df = network(4)
@@ -439,7 +497,7 @@ def test_the_ridge_of_one_coefficient_is_that_of_the_equation(steps):
         long = averages["sums"][-1]
         with_g0, judged_square = long[5 + memory], long[7 + memory]
         left_over = 1 - min(with_g0, 0) ** 2 / (judged_square * long[0]) if judged_square else 1
-        ridge = moments.RIDGE_OF_ONE * min(1, left_over + 1 / elements) / elements
+        ridge = judgement.RIDGE_OF_ONE * min(1, left_over + 1 / elements) / elements
         np.testing.assert_allclose(candidate, -product / (square + ridge * (square + magnitude)), rtol=1e-6)
 
 
@@ -450,7 +508,7 @@ def test_exact_moments_give_the_coefficients_of_least_variance():
     g0, h = estimator.parts(outcomes.q, outcomes.evaluation).vectors()
     parts = [g0, *(h[name] for name in estimator.needs.coefficients)]
     matrix = np.array([[np.sum(outcomes.expectation(a * b)) for b in parts] for a in parts])
-    best = moments.least_variance(matrix)
+    best = judgement.least_variance(matrix)
     slope = matrix[1:, 0] + matrix[1:, 1:] @ best
     assert np.max(np.abs(slope)) < 1e-6 * np.max(np.abs(matrix[1:, 0]))
 

@@ -11,7 +11,7 @@ from doublecv.arrays import Array, matrix_product
 from doublecv.diagnostics.problem import total_gradient
 from doublecv.distributions import Distribution
 from doublecv.estimators import Estimator, Learned, LinearEstimator, Parts, fixed_coefficients
-from doublecv.estimators.moments import least_variance
+from doublecv.estimators.judgement import least_variance
 from doublecv.exact import enumerate_outcomes
 
 if TYPE_CHECKING:

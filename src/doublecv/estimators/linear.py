@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ from doublecv.distributions import Distribution
 from doublecv.estimators import moments
 from doublecv.estimators.base import Applied, Estimator, Learned
 from doublecv.estimators.evaluation import Evaluation
+from doublecv.estimators.judgement import System
 from doublecv.estimators.parts import Parts
 
 if TYPE_CHECKING:
@@ -44,18 +46,35 @@ class LinearEstimator(Estimator):
         r"""Return :math:`g_0`, and h by the names of the coefficients."""
 
     @property
-    def direction(self) -> moments.Direction | None:
+    def direction(self) -> tuple[float, ...] | None:
         """Return coefficients of which a multiple is a good estimate by itself; None if there are none.
 
         It is learned from fewer steps than all coefficients are. The multiple is at most
-        `moments.LARGEST_MULTIPLE`, positive or negative.
+        `judgement.LARGEST_MULTIPLE`, positive or negative.
         """
         return None
+
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """Return the coefficients whose control variates do not become larger or smaller with f."""
+        return ()
+
+    @property
+    def sets(self) -> tuple[tuple[str, ...], ...]:
+        """Return the sets of coefficients that are solved for together, while the others are 0."""
+        return (self.needs.coefficients,) if len(self.needs.coefficients) > 1 else ()
 
     def check_options(self) -> None:
         """Raise if `learning` is unknown; a subclass with options of its own also calls this."""
         if self.learning not in get_args(Learning):
             raise ValueError(f"learning must be one of {', '.join(get_args(Learning))}; got {self.learning!r}")
+
+    @cached_property
+    def _system(self) -> System:
+        """Return what is solved for, with coefficients by index."""
+        names = self.needs.coefficients
+        sets = tuple(tuple(map(names.index, one)) for one in self.sets)
+        return System(len(names), self.direction, sets, tuple(map(names.index, self.bounded)))
 
     @final
     def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
@@ -65,8 +84,7 @@ class LinearEstimator(Estimator):
             return Learned({}, {}, {})
         if self.learning == "gradient":
             return fixed_coefficients(dict.fromkeys(names, 0.0))
-        n, direction = len(names), self.direction
-        return Learned({}, moments.start(n, direction), moments.empty_statistics(n, direction))
+        return Learned({}, moments.start(self._system), moments.empty_statistics(self._system))
 
     @final
     def coefficients(self, learned: Learned) -> dict[str, Any]:
@@ -92,13 +110,13 @@ class LinearEstimator(Estimator):
         if not learned.averages:
             return Applied(estimate, {}, parts.derivatives)
         averages = {name: detach(value) for name, value in learned.averages.items()}
-        statistics = moments.statistics(averages, parts, self.needs.coefficients, weight)
+        statistics = moments.statistics(averages, parts, self.needs.coefficients, weight, self._system)
         return Applied(estimate, statistics, lambda cotangent: {})
 
     @final
     def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
         """Move the running averages by the statistics of one step."""
-        return moments.advance(averages, statistics, self.direction) if averages else {}
+        return moments.advance(averages, statistics, self._system) if averages else {}
 
 
 def fixed_coefficients(values: Mapping[str, Any]) -> Learned:

@@ -27,8 +27,17 @@ NAMES = ("current", "current_square", "crossed", "crossed_square", "own", "own_n
 NAMES_OF_OTHERS = ("others", "others_square")
 """The coefficients that are added for K >= 3."""
 
+BOUNDED = ("along", "along_square", "crossed_along", "crossed_along_square", "own_along")
+"""The coefficients of terms with the direction of the gradient, at K = 2."""
+
+BOUNDED_OF_OTHERS = ("others_along", "others_along_square")
+"""Those that are added for K >= 3."""
+
+LINEAR = ("current", "crossed", "own", "own_norm", "others")
+"""The coefficients that are also solved for together with those of the direction."""
+
 MAX_TABLED = 8
-"""The largest K for which NumPy computes all weights by one product, with a table of the size n K (2 K^2 + K)."""
+"""The largest K for which NumPy computes all weights by one product, with a table of the size n K (4 K^2 + K)."""
 
 
 @final
@@ -43,21 +52,26 @@ class QuadraticDoubleCV(LinearEstimator):
         w_k = f_k - \bar f_{-k}
         + \frac{1}{K-1} \sum_{j \ne k} \big(a_L P_{kj} + a_S Q_{kj} + c_L P_{jk} + c_S Q_{jk}
         + r_L P_{jj} + r_N \sqrt{N_j} + r_S Q_{jj}\big)
-        + \frac{1}{(K-1)(K-2)} \sum_{j \ne k} \sum_{m \ne j,k} \big(o_L P_{jm} + o_S Q_{jm}\big)
+        + \frac{1}{(K-1)(K-2)} \sum_{j \ne k} \sum_{m \ne j,k} \big(o_L P_{jm} + o_S Q_{jm}\big) + b_k
 
     where the last sum exists for K >= 3, :math:`G_k = \nabla f(x_k)`, :math:`P_{kj} = G_j^T (x_k - \mu)`,
     :math:`n_j = E[(G_j^T (x - \mu))^2] = G_j^T M G_j`, :math:`\sqrt{N_j} = \sqrt{n_j} + \epsilon`,
     :math:`Q_{kj} = (P_{kj}^2 - n_j) / \sqrt{N_j}` and :math:`T(G) = E[s(x) (G^T (x - \mu))^2]`.
+
+    :math:`b_k` has the same terms with the direction of the gradient, :math:`D_j = G_j / \sqrt{N_j}`, in the place of
+    :math:`G_j`, without the squares of the sample's own and the norm. It does not become larger where f is steep, nor
+    does it vanish where f is flat. Its corrections are :math:`M D_j` and :math:`T(D_j)`.
 
     It is unbiased because, given the other samples, :math:`E[P_{kj} s(x_k)] = M G_j` and
     :math:`E[Q_{kj} s(x_k)] = T(G_j) / \sqrt{N_j}`, which are the two corrections; given :math:`x_k`, :math:`P_{jk}` and
     :math:`Q_{jk}` have mean 0; and the terms with r and o do not contain :math:`x_k`. Double CV (Titsias and Shi, 2022,
     equation 11) is the case :math:`a_L = \alpha`, :math:`c_L = -\alpha / (K-1)`, :math:`o_L = -\alpha (K-2) / (K-1)`
     with all others 0. The coefficients are called, in this order, `current`, `current_square`, `crossed`,
-    `crossed_square`, `own`, `own_norm`, `own_square`, `others`, `others_square`.
+    `crossed_square`, `own`, `own_norm`, `own_square`, `others`, `others_square`, and those of :math:`b_k` `along`,
+    `along_square`, `crossed_along`, `crossed_along_square`, `own_along`, `others_along`, `others_along_square`.
 
     >>> len(QuadraticDoubleCV(samples=2).needs.coefficients), len(QuadraticDoubleCV(samples=4).needs.coefficients)
-    (7, 9)
+    (12, 16)
 
     Attributes:
         samples: K >= 2.
@@ -70,8 +84,23 @@ class QuadraticDoubleCV(LinearEstimator):
     @cached_property
     def needs(self) -> Needs:
         """Return the needs: gradients at two or more samples."""
-        names = NAMES if self.samples == 2 else (*NAMES, *NAMES_OF_OTHERS)
-        return Needs(gradient=True, minimum_samples=2, path=True, coefficients=names)
+        return Needs(gradient=True, minimum_samples=2, path=True, coefficients=(*self._of_gradient, *self.bounded))
+
+    @property
+    def _of_gradient(self) -> tuple[str, ...]:
+        """Return the coefficients of the terms with the gradient itself."""
+        return NAMES if self.samples == 2 else (*NAMES, *NAMES_OF_OTHERS)
+
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """Return the coefficients of the terms with the direction of the gradient."""
+        return BOUNDED if self.samples == 2 else (*BOUNDED, *BOUNDED_OF_OTHERS)
+
+    @property
+    def sets(self) -> tuple[tuple[str, ...], ...]:
+        """Return the terms with the gradient, those with its direction, and the linear ones of both."""
+        linear = tuple(name for name in LINEAR if name in self._of_gradient)
+        return self._of_gradient, (*linear, *self.bounded), self.bounded
 
     @property
     def direction(self) -> tuple[float, ...]:
@@ -88,25 +117,38 @@ class QuadraticDoubleCV(LinearEstimator):
         # The norm only scales, so the estimate is unbiased whatever is added; 0 / 0 must be 0.
         norm = xp.sqrt(xp.clip(n, 0, None))
         inverse = 1 / (norm + float(xp.finfo(n.dtype).smallest_normal) ** 0.5)
+        direction, along = q.scale(inverse, G), P * inverse
         if q.visited:
             compensator, correction = _squares_on_paths(q, G, score, inverse)
+            of_direction, correction_along = _squares_on_paths(q, direction, score, xp.ones_like(inverse))
         else:
-            compensator = n
-            correction = weighted_mean(q, inverse, q.score_square_moment(G))
-        Q = (P**2 - compensator) * inverse
-        corrections = {"current": dot_correction(q, G), "current_square": correction}
+            compensator, of_direction = n, (norm * inverse) ** 2
+            moment = q.score_square_moment(G)
+            correction, correction_along = weighted_mean(q, inverse, moment), weighted_mean(q, inverse**2, moment)
+        Q, along_square = (P**2 - compensator) * inverse, along**2 - of_direction
+        corrections = {
+            "current": dot_correction(q, G),
+            "current_square": correction,
+            "along": dot_correction(q, direction),
+            "along_square": correction_along,
+        }
         weight_of_g0 = f - leave_one_out(f)
         if isinstance(f, np.ndarray) and self.samples <= MAX_TABLED and not q.visited:
-            pairs = self.samples**2
-            entries = np.concatenate([P.reshape(pairs, *f.shape[1:]), Q.reshape(pairs, *f.shape[1:]), norm])
+            shape = (self.samples**2, *f.shape[1:])
+            entries = np.concatenate([*(pairs.reshape(shape) for pairs in (P, Q, along, along_square)), norm])
             return TabledScores(q, score, weight_of_g0, self._table, entries, self.needs.coefficients, corrections)
-        return WeightedScores(q, score, weight_of_g0, self._weights(P, Q, norm), corrections)
+        return WeightedScores(q, score, weight_of_g0, self._weights(P, Q, along, along_square, norm), corrections)
 
     def _weights(
-        self, P: Float[Array, "K K *batch"], Q: Float[Array, "K K *batch"], norm: Float[Array, "K *batch"]
+        self,
+        P: Float[Array, "K K *batch"],
+        Q: Float[Array, "K K *batch"],
+        along: Float[Array, "K K *batch"],
+        along_square: Float[Array, "K K *batch"],
+        norm: Float[Array, "K *batch"],
     ) -> dict[str, Float[Array, "K *batch"]]:
-        r"""Return the weight of every coefficient, which is linear in P, Q and :math:`\sqrt{N}`."""
-        of_P, of_Q = _means_over_pairs(P), _means_over_pairs(Q)
+        r"""Return the weight of every coefficient, which is linear in the arguments."""
+        of_P, of_Q, of_along, of_square = (_means_over_pairs(pairs) for pairs in (P, Q, along, along_square))
         weights = {
             "current": of_P.current,
             "current_square": of_Q.current,
@@ -118,14 +160,24 @@ class QuadraticDoubleCV(LinearEstimator):
         }
         if self.samples > 2:
             weights |= {"others": of_P.others, "others_square": of_Q.others}
+        weights |= {
+            "along": of_along.current,
+            "along_square": of_square.current,
+            "crossed_along": of_along.crossed,
+            "crossed_along_square": of_square.crossed,
+            "own_along": leave_one_out(of_along.own),
+        }
+        if self.samples > 2:
+            weights |= {"others_along": of_along.others, "others_along_square": of_square.others}
         return weights
 
     @cached_property
     def _table(self) -> Float[np.ndarray, "n K entries"]:
-        r"""Return the matrices that turn the entries of P, Q and :math:`\sqrt{N}` into the weights."""
-        K, size = self.samples, 2 * self.samples**2 + self.samples
-        units = np.split(np.eye(size), (K**2, 2 * K**2))
-        weights = self._weights(units[0].reshape(K, K, size), units[1].reshape(K, K, size), units[2])
+        r"""Return the matrices that turn the entries of P, Q, those of the direction, and the norms into weights."""
+        K, size = self.samples, 4 * self.samples**2 + self.samples
+        units, of_norm = np.eye(size)[:-K], np.eye(size)[-K:]
+        P, Q, along, along_square = units.reshape(4, K, K, size)
+        weights = self._weights(P, Q, along, along_square, of_norm)
         return np.stack([weights[name] for name in self.needs.coefficients])
 
 

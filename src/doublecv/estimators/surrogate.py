@@ -16,7 +16,9 @@ from doublecv.estimators import moments
 from doublecv.estimators.averages import leave_one_out
 from doublecv.estimators.base import Applied, Estimator, Learned, Needs, not_an_estimator
 from doublecv.estimators.evaluation import Evaluation
+from doublecv.estimators.judgement import System
 from doublecv.estimators.parts import WeightedScores
+from doublecv.estimators.scale import FALL
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,6 +33,9 @@ on at least so many elements."""
 
 LARGEST_MISFIT = 1e4
 """The largest misfit of a batch element, in units of the squared spread, that the fit follows in proportion."""
+
+FACTOR = System(1)
+"""The one coefficient that is judged, the factor of the surrogate."""
 
 OWN = ("directions", "slope", "slope_bias", "curvature", "curvature_bias")
 PREFIX = "surrogate_"
@@ -132,8 +137,8 @@ class LearnedSurrogate(Estimator):
         }
         base = self.base.init()
         numbers = base.numbers | {PREFIX + name: value for name, value in own.items()}
-        averages = base.averages | _prefixed(moments.start(1))
-        return Learned(numbers, averages, base.statistics | _prefixed(moments.empty_statistics(1)))
+        averages = base.averages | _prefixed(moments.start(FACTOR))
+        return Learned(numbers, averages, base.statistics | _prefixed(moments.empty_statistics(FACTOR)))
 
     def formula(
         self,
@@ -156,11 +161,12 @@ class LearnedSurrogate(Estimator):
         fit = own_units.scale(unit)
         factor = xp.astype(xp.clip(judged.averages["coefficients"][0], 0, 1), unit.dtype)
         # If f has just become much smaller, the surrogate is too large.
-        factor = xp.where(judged.averages["log_own"] < moments.FALL, xp.zeros_like(factor), factor)
+        factor = xp.where(judged.averages["log_own"] < FALL, xp.zeros_like(factor), factor)
         used = fit.scale(factor)
         base = self.base.formula(q, _residual(evaluation, used), of_base, weight, None)
         gradient = base.gradient + q.covariance_product(used.slope)
-        statistics = moments.statistics(judged.averages, _judged_parts(q, evaluation, fit), ("factor",), weight)
+        parts = _judged_parts(q, evaluation, fit)
+        statistics = moments.statistics(judged.averages, parts, ("factor",), weight, FACTOR)
         statistics_of_both = base.statistics | _prefixed(statistics)
         of_own = self._gradient_of_misfit(q, evaluation, own_units, own, context, weight, unit)
         if self.needs.derivatives:
@@ -245,7 +251,7 @@ class LearnedSurrogate(Estimator):
         """Move the running averages of the base and of the judgement."""
         of_base, judged = _split(averages)
         statistics_of_base, statistics_judged = _split(statistics)
-        judged = moments.advance(judged, statistics_judged, follow_falls=True)
+        judged = moments.advance(judged, statistics_judged, FACTOR, sees_f=False)
         return self.base.advance(of_base, statistics_of_base) | _prefixed(judged)
 
 

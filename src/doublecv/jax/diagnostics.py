@@ -31,7 +31,7 @@ from doublecv.diagnostics.recommendation import CANDIDATES, Recommendation
 from doublecv.diagnostics.timing import ROUNDS
 from doublecv.distributions import Distribution
 from doublecv.estimators import RLOO, Estimator, Learned
-from doublecv.estimators.moments import least_variance
+from doublecv.estimators.judgement import least_variance
 from doublecv.exact import exact_gradient
 from doublecv.jax.drawing import draw, uniform
 from doublecv.jax.expectation import Expectation, check_arrays, check_key

@@ -1,0 +1,268 @@
+r"""Candidates for the coefficients of a linear estimator, and how far each is trusted.
+
+:mod:`doublecv.estimators.moments` has the equations and explains the devices; this module computes them from running
+sums.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from array_api_compat import device
+
+from doublecv.arrays import Array, namespace
+from doublecv.estimators.scale import TINY
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MEMORIES = (0.97, 0.999)
+"""The decays of all sums per step."""
+
+RIDGE_OF_SET, RIDGE_OF_ONE = 0.01, 3.0
+r"""The factor :math:`\kappa` of the ridge in the solution for a set, and in that for a multiple of u."""
+
+LARGEST_MULTIPLE = 1.5
+"""The largest multiple of u. With the multiple -1 a linear f has no variance left; a much larger one means that the
+gradient of f is small in the outcomes that were seen, and it may be large in others."""
+
+MAGNITUDE_SHARES = (2.0, 0.05)
+"""The multiple of the mean of `Parts.magnitude` that is added to the mean squares of the control variates, for the sums
+of each memory: what cancels over a thousand steps is relied on more than what cancels over thirty."""
+
+LOWER, LOWER_OF_BOUNDED = 1.0, 0.7
+"""How many standard errors the confidence limit of t lies below its estimate, for sets without and with bounded control
+variates."""
+
+UNSEEN = 2.0
+"""The number of elements that are assumed in the judgement to have no cancellation at all."""
+
+RARE = 2.0
+"""With B bits per x, `LOWER` and `UNSEEN` are `1 + RARE / B^2` times as large: few variables have few outcomes, and
+rare ones stay unseen for long."""
+
+PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 3.0, 4.0, 20.0
+r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate."""
+
+CAUTION_OF_BOUNDED = 0.01
+r"""The factor of :math:`\nu_1` and :math:`\nu` for a set of bounded control variates only: they cannot be much larger
+in an outcome that was not seen yet."""
+
+CAUTION_OF_MIXED = 0.05
+r"""The factor of :math:`\nu_1` and :math:`\nu` for a set of bounded and other control variates."""
+
+FEW_BITS = 2.5
+"""With an entropy of B bits these factors are `1 + (FEW_BITS / B)^4` times as large: along few variables that are
+almost certain, a rare outcome is far from the others."""
+
+HANDICAP = 0.25
+"""What is left over by a set with bounded control variates must be smaller by this share than what others leave over.
+They rely on the scale of earlier steps and would be too large in a step in which f becomes much smaller at once."""
+
+LEAST_RIDGE = 1e-8
+"""The smallest ridge on the unit diagonal of the system; ten rounding errors if that is more."""
+
+
+class System(NamedTuple):
+    """Describe the coefficients that are solved for.
+
+    Attributes:
+        number: n, the number of coefficients.
+        direction: coefficients u of which the best multiple is a candidate; None if there are none. A single
+            coefficient is its own direction, without a limit of the multiple.
+        sets: coefficients, by index, that are solved for together while the others are 0. Each set is a candidate.
+        bounded: the coefficients, by index, whose control variates do not become larger or smaller with f.
+    """
+
+    number: int
+    direction: tuple[float, ...] | None = None
+    sets: tuple[tuple[int, ...], ...] = ()
+    bounded: tuple[int, ...] = ()
+
+    @property
+    def has_multiple(self) -> bool:
+        """Return whether the first candidate of a memory is a multiple of a direction."""
+        return self.direction is not None or not self.sets
+
+    @property
+    def candidates(self) -> int:
+        """Return the number of candidates in all memories."""
+        return len(MEMORIES) * (self.has_multiple + len(self.sets))
+
+    @property
+    def powers(self) -> Float[np.ndarray, "1+n"]:
+        """Return, for g0 and every control variate, the power of the mean square of f that it is proportional to."""
+        return np.array([0.5, *(0.0 if index in self.bounded else 0.5 for index in range(self.number))])
+
+    @property
+    def members(self) -> Float[np.ndarray, "sets n"]:
+        """Return 1 where a coefficient belongs to a set, and 0 elsewhere."""
+        return np.array([[float(index in one) for index in range(self.number)] for one in self.sets])
+
+    def per_candidate(self, of_multiple: float, of_sets: list[float]) -> Float[np.ndarray, "j"]:
+        """Return numbers for the multiple and for every set as numbers for all candidates."""
+        return np.tile([*((of_multiple,) if self.has_multiple else ()), *of_sets], len(MEMORIES))
+
+
+class Sums(NamedTuple):
+    """Hold what is summed over batch elements, and over steps with each decay.
+
+    Attributes:
+        products: the inner products of g0 and the control variates.
+        magnitude: the size of each control variate before cancellation.
+        judged: v . g0 and v . v of every candidate.
+        own_square: (g0 . g0)^2.
+        judged_squares: (v . g0)^2, (v . g0) (v . v) and (v . v)^2 of every candidate.
+    """
+
+    products: Float[Array, "*memories 1+n 1+n"]
+    magnitude: Float[Array, "*memories n"]
+    judged: Float[Array, "*memories 2 j"]
+    own_square: Float[Array, "*memories 1"]
+    judged_squares: Float[Array, "*memories 3 j"]
+
+
+def shapes(system: System) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of what is summed."""
+    n, candidates = system.number, system.candidates
+    return ((1 + n, 1 + n), (n,), (2, candidates), (1,), (3, candidates))
+
+
+def split(sums: Float[Array, "*memories s"], system: System) -> Sums:
+    """Return the sums of one array, in which they lie one after the other, so that one operation moves all of them."""
+    xp, end, parts = namespace(sums), 0, []
+    for shape in shapes(system):
+        start, end = end, end + prod(shape)
+        parts.append(xp.reshape(sums[..., start:end], (*sums.shape[:-1], *shape)))
+    return Sums(*parts)
+
+
+def choose(
+    judged: Float[Array, "j n"],
+    sums: Float[Array, "m s"],
+    bits: Float[Array, ""],
+    entropy: Float[Array, ""],
+    system: System,
+) -> tuple[Float[Array, "n"], Float[Array, "j n"]]:
+    """Return the coefficients and the new candidates, from the judgement of the former candidates.
+
+    Args:
+        judged: the former candidates, which the sums have judged.
+        sums: the sums of every memory.
+        bits: the number of bits of an x.
+        entropy: the entropy of x in bits, which takes the place of their number for bounded control variates.
+        system: the coefficients that are solved for.
+    """
+    xp, (count, n), memories = namespace(sums), judged.shape, len(MEMORIES)
+
+    def array(values: Any) -> Array:
+        return xp.asarray(np.asarray(values, dtype=float), dtype=sums.dtype, device=device(sums))
+
+    mixed = [0 < len(set(one) & set(system.bounded)) < len(one) for one in system.sets]
+    bounded = [set(one) <= set(system.bounded) for one in system.sets]
+    of_set = array(system.per_candidate(0.0, [1.0 for _ in system.sets]))
+    learned = array(system.per_candidate(1.0, [float(len(one)) for one in system.sets]))
+    of_bounded = array(system.per_candidate(0.0, [float(a or b) for a, b in zip(mixed, bounded, strict=True)]))
+    cautions = [
+        CAUTION_OF_MIXED if a else CAUTION_OF_BOUNDED if b else 1.0 for a, b in zip(mixed, bounded, strict=True)
+    ]
+    bits = xp.clip(xp.where(of_bounded > 0, entropy, bits), 1, None)
+
+    now = split(sums, system)
+    own, squares = now.products[:, 0, :1], now.judged_squares
+    elements = own**2 / (now.own_square + TINY)
+    with_g0, square = now.judged[:, 0], now.judged[:, 1]
+    slope = xp.clip(-with_g0 / (square + TINY), 0, None)
+    left_over = xp.clip(1 + slope * with_g0 / (own + TINY), 0, 1)
+    scatter = xp.clip(squares[:, 0] + slope * (2 * squares[:, 1] + slope * squares[:, 2]), 0, None)
+    # The factor fits one element exactly, so an element of the mean size is added; few elements underestimate the rest.
+    scatter = scatter + (with_g0 / (elements + TINY)) ** 2
+    error = xp.sqrt(scatter) / (square + TINY) * (1 + 1 / xp.clip(elements - 1, 1e-6, None))
+
+    # An element that was not seen yet may have nothing of the cancellation that the coefficients rely on.
+    sizes = xp.reshape(judged, (memories, -1, n)) ** 2 * now.magnitude[:, None, :]
+    unseen = xp.reshape(xp.sum(sizes, axis=-1) / (own + TINY), (-1,))
+    rare = 1 + RARE / bits**2
+    caution = own / (elements + TINY) * (left_over + UNSEEN * rare * unseen)
+    cautious = -with_g0 / (square + caution + TINY)
+    lower = LOWER + of_bounded * (LOWER_OF_BOUNDED - LOWER)
+    factor = xp.clip(cautious - lower * rare * error, 0, 1)
+    gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
+
+    held = xp.reshape(elements * xp.ones_like(xp.reshape(learned, (memories, -1))), (-1,))
+    few = 1 + of_bounded * (FEW_BITS / bits) ** 4
+    numbers = array(system.per_candidate(1.0, cautions)) * few * learned**2 / bits
+    too_few_held = xp.clip(HELD_NUMBERS * numbers / (held + TINY), None, 1e3)
+    too_few_judged = xp.clip(JUDGED_NUMBERS * numbers / (elements + TINY), None, 1e3)
+    penalty = PRIOR * (too_few_held**2 + of_set * (1 + too_few_judged**2))
+    support = (gain - HANDICAP * of_bounded * (1 - gain)) * elements - penalty
+    highest = xp.clip(xp.max(support), 0, None)
+    # A small share of a bounded set would do: where others are as good, only these are used.
+    of_others = xp.clip(xp.max(xp.where(of_bounded > 0, xp.zeros_like(support), support)), 0, None)
+    taking_part = (gain > 0) & ((of_bounded == 0) | (highest > of_others))
+    share = xp.where(taking_part, xp.exp(support - highest), xp.zeros_like(gain))
+    share = xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
+
+    unexplained = xp.clip(left_over[-1] + learned / (held + TINY), 0, 1)
+    ridge = xp.reshape(unexplained / (held + TINY), (memories, -1))
+    candidates = xp.reshape(_solve(now, ridge, system), (count, n))
+    return xp.sum(share[:, None] * candidates, axis=0), candidates
+
+
+def _solve(now: Sums, ridge: Float[Array, "m v"], system: System) -> Float[Array, "m v n"]:
+    """Return the candidates of every memory: the multiple of the direction, then the solution for every set."""
+    xp = namespace(ridge)
+
+    def array(values: Any) -> Array:
+        return xp.asarray(np.asarray(values, dtype=float), dtype=ridge.dtype, device=device(ridge))
+
+    least = max(LEAST_RIDGE, 10 * float(xp.finfo(ridge.dtype).eps))
+    solutions = []
+    if system.has_multiple:
+        u = array((1.0,) if system.direction is None else system.direction)
+        square = xp.sum((now.products[:, 1:, 1:] @ u) * u, axis=-1)
+        of_ridge = xp.clip(RIDGE_OF_ONE * ridge[:, 0], least, None) * (square + now.magnitude @ u**2)
+        multiple = -(now.products[:, 1:, 0] @ u) / (xp.clip(square, 0, None) + of_ridge + TINY)
+        if system.direction is not None:
+            multiple = xp.clip(multiple, -LARGEST_MULTIPLE, LARGEST_MULTIPLE)
+        solutions.append((multiple[:, None] * u)[:, None])
+    if system.sets:
+        members = array(system.members)
+        sizes = xp.sum(members, axis=-1)
+        of_ridge = xp.clip(RIDGE_OF_SET * sizes * ridge[:, int(system.has_multiple) :], least, None)
+        magnitude = array(MAGNITUDE_SHARES)[:, None] * (now.magnitude @ members.T) / sizes
+        solutions.append(least_variance(now.products[:, None], of_ridge, magnitude, members))
+    return xp.concat(solutions, axis=1)
+
+
+def least_variance(
+    moments: Float[Array, "*#j parts parts"],
+    ridge: Float[Array, "*j"] | None = None,
+    magnitude: Float[Array, "*j"] | None = None,
+    members: Float[Array, "*#j parts-1"] | None = None,
+) -> Float[Array, "*j parts-1"]:
+    r"""Return :math:`c = -S (S A S + ridge)^{-1} S b` with :math:`A = E[h h^T]` and :math:`b = E[h g_0]`.
+
+    The diagonal S makes the diagonal of S A S equal to 1, or less where the magnitude is not 0, so that the ridge means
+    the same for all coefficients. A control variate that was always 0 gets the coefficient 0.
+
+    Args:
+        moments: the matrix :math:`E[(g_0, h) (g_0, h)^T]`, or several of them.
+        ridge: what is added to the diagonal; None for ten rounding errors.
+        magnitude: what is added to the mean squares of h in S; None for 0.
+        members: 1 for the coefficients that are solved for and 0 for those that stay 0; None for all.
+    """
+    xp = namespace(moments)
+    products, with_g0 = moments[..., 1:, 1:], moments[..., 1:, 0]
+    diagonal = xp.linalg.diagonal(products)
+    if ridge is None:
+        ridge = max(LEAST_RIDGE, 10 * float(xp.finfo(moments.dtype).eps)) * xp.ones_like(diagonal[..., 0])
+    unit = diagonal if magnitude is None else diagonal + magnitude[..., None]
+    seen = unit > 0
+    scale = xp.where(seen, 1 / xp.sqrt(xp.where(seen, unit, xp.ones_like(unit))), xp.zeros_like(unit))
+    scale = scale if members is None else members * scale
+    identity = xp.eye(diagonal.shape[-1], dtype=diagonal.dtype, device=device(diagonal))
+    system = scale[..., :, None] * products * scale[..., None, :] + ridge[..., None, None] * identity
+    return -scale * xp.linalg.solve(system, (scale * with_g0)[..., None])[..., 0]
