@@ -407,6 +407,20 @@ def test_bounded_control_variates_are_left_out_at_once_where_f_becomes_much_smal
     assert max(ratio(step, 1e-6) for step in (201, 202, 205, 215, 230)) <= 1.01
 
 
+@pytest.mark.parametrize("length", [1e-18, 1e-21, 1e-24, 0.0])
+def test_terms_with_the_direction_are_unbiased_where_the_gradient_is_almost_0_in_single_precision(length):
+    f, df = network(3)
+    q, rng = dcv.Bernoulli(logits=np.array([-1.0, 0.3, 2.0], np.float32)), np.random.default_rng(1)
+    estimator = dcv.QuadraticDoubleCV(samples=2)
+    numbers = {name: np.float32(rng.normal()) for name in estimator.needs.coefficients}
+
+    def short(x):
+        return (length * df(x)).astype(np.float32)
+
+    mean = exact_moments(lambda x: f(x).astype(np.float32), q, estimator, fixed_coefficients(numbers), df=short).mean
+    np.testing.assert_allclose(mean, exact_gradient(f, q), atol=2e-6)
+
+
 @pytest.mark.parametrize("samples", [2, 3, 4])
 def test_terms_with_the_direction_of_the_gradient_do_not_see_its_length(samples):
     estimator = dcv.QuadraticDoubleCV(samples=samples)

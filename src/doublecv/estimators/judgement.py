@@ -32,32 +32,40 @@ MAGNITUDE_SHARES = (2.0, 0.05)
 """The multiple of the mean of `Parts.magnitude` that is added to the mean squares of the control variates, for the sums
 of each memory: what cancels over a thousand steps is relied on more than what cancels over thirty."""
 
-LOWER, LOWER_OF_BOUNDED = 1.0, 0.7
-"""How many standard errors the confidence limit of t lies below its estimate, for sets without and with bounded control
-variates."""
 
-UNSEEN = 2.0
-"""The number of elements that are assumed in the judgement to have no cancellation at all."""
+class Trust(NamedTuple):
+    r"""Say how far a kind of candidate is trusted.
+
+    Attributes:
+        caution: the factor of :math:`\nu_1` and :math:`\nu` in the first weight of a candidate.
+        lower: how many standard errors the confidence limit of t lies below its estimate.
+        unseen: the number of elements that are assumed in the judgement to have no cancellation at all.
+    """
+
+    caution: float
+    lower: float
+    unseen: float
+
+
+OF_MULTIPLE, OF_SET = Trust(caution=1.0, lower=1.0, unseen=2.0), Trust(caution=0.5, lower=0.6, unseen=2.0)
+"""For the multiple of u, and for a set without bounded control variates."""
+
+OF_MIXED, OF_BOUNDED = Trust(caution=0.04, lower=0.4, unseen=1.0), Trust(caution=0.01, lower=0.4, unseen=1.0)
+"""For a set of bounded and other control variates, and for bounded ones only: these cannot be much larger in an outcome
+that was not seen yet."""
 
 RARE = 2.0
-"""With B bits per x, `LOWER` and `UNSEEN` are `1 + RARE / B^2` times as large: few variables have few outcomes, and
+"""With B bits per x, `lower` and `unseen` are `1 + RARE / B^2` times as large: few variables have few outcomes, and
 rare ones stay unseen for long."""
 
 PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 3.0, 4.0, 20.0
 r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate."""
 
-CAUTION_OF_BOUNDED = 0.01
-r"""The factor of :math:`\nu_1` and :math:`\nu` for a set of bounded control variates only: they cannot be much larger
-in an outcome that was not seen yet."""
-
-CAUTION_OF_MIXED = 0.05
-r"""The factor of :math:`\nu_1` and :math:`\nu` for a set of bounded and other control variates."""
-
 FEW_BITS = 2.5
-"""With an entropy of B bits these factors are `1 + (FEW_BITS / B)^4` times as large: along few variables that are
-almost certain, a rare outcome is far from the others."""
+"""With an entropy of B bits, `caution` of bounded control variates is `1 + (FEW_BITS / B)^4` times as large: along few
+variables that are almost certain, a rare outcome is far from the others."""
 
-HANDICAP = 0.25
+HANDICAP = 0.2
 """What is left over by a set with bounded control variates must be smaller by this share than what others leave over.
 They rely on the scale of earlier steps and would be too large in a step in which f becomes much smaller at once."""
 
@@ -101,9 +109,20 @@ class System(NamedTuple):
         """Return 1 where a coefficient belongs to a set, and 0 elsewhere."""
         return np.array([[float(index in one) for index in range(self.number)] for one in self.sets])
 
-    def per_candidate(self, of_multiple: float, of_sets: list[float]) -> Float[np.ndarray, "j"]:
-        """Return numbers for the multiple and for every set as numbers for all candidates."""
-        return np.tile([*((of_multiple,) if self.has_multiple else ()), *of_sets], len(MEMORIES))
+    @property
+    def trusts(self) -> list[Trust]:
+        """Return how far the candidates of a memory are trusted."""
+        bounded = set(self.bounded)
+        of_sets = [
+            OF_BOUNDED if bounded >= set(one) else OF_MIXED if bounded & set(one) else OF_SET for one in self.sets
+        ]
+        return [OF_MULTIPLE, *of_sets] if self.has_multiple else of_sets
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the number of coefficients that each candidate of a memory learns."""
+        of_sets = [len(one) for one in self.sets]
+        return [1, *of_sets] if self.has_multiple else of_sets
 
 
 class Sums(NamedTuple):
@@ -157,17 +176,13 @@ def choose(
     """
     xp, (count, n), memories = namespace(sums), judged.shape, len(MEMORIES)
 
-    def array(values: Any) -> Array:
-        return xp.asarray(np.asarray(values, dtype=float), dtype=sums.dtype, device=device(sums))
+    def per_candidate(values: list[Any]) -> Array:
+        return xp.asarray(np.tile(np.array(values, dtype=float), memories), dtype=sums.dtype, device=device(sums))
 
-    mixed = [0 < len(set(one) & set(system.bounded)) < len(one) for one in system.sets]
-    bounded = [set(one) <= set(system.bounded) for one in system.sets]
-    of_set = array(system.per_candidate(0.0, [1.0 for _ in system.sets]))
-    learned = array(system.per_candidate(1.0, [float(len(one)) for one in system.sets]))
-    of_bounded = array(system.per_candidate(0.0, [float(a or b) for a, b in zip(mixed, bounded, strict=True)]))
-    cautions = [
-        CAUTION_OF_MIXED if a else CAUTION_OF_BOUNDED if b else 1.0 for a, b in zip(mixed, bounded, strict=True)
-    ]
+    trusts, learned = system.trusts, per_candidate(system.lengths)
+    caution, lower, seen_none = (per_candidate(list(values)) for values in zip(*trusts, strict=True))
+    of_set = per_candidate([trust is not OF_MULTIPLE for trust in trusts])
+    of_bounded = per_candidate([trust in (OF_MIXED, OF_BOUNDED) for trust in trusts])
     bits = xp.clip(xp.where(of_bounded > 0, entropy, bits), 1, None)
 
     now = split(sums, system)
@@ -185,21 +200,21 @@ def choose(
     sizes = xp.reshape(judged, (memories, -1, n)) ** 2 * now.magnitude[:, None, :]
     unseen = xp.reshape(xp.sum(sizes, axis=-1) / (own + TINY), (-1,))
     rare = 1 + RARE / bits**2
-    caution = own / (elements + TINY) * (left_over + UNSEEN * rare * unseen)
-    cautious = -with_g0 / (square + caution + TINY)
-    lower = LOWER + of_bounded * (LOWER_OF_BOUNDED - LOWER)
+    added = own / (elements + TINY) * (left_over + seen_none * rare * unseen)
+    cautious = -with_g0 / (square + added + TINY)
     factor = xp.clip(cautious - lower * rare * error, 0, 1)
     gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
     held = xp.reshape(elements * xp.ones_like(xp.reshape(learned, (memories, -1))), (-1,))
     few = 1 + of_bounded * (FEW_BITS / bits) ** 4
-    numbers = array(system.per_candidate(1.0, cautions)) * few * learned**2 / bits
+    numbers = caution * few * learned**2 / bits
     too_few_held = xp.clip(HELD_NUMBERS * numbers / (held + TINY), None, 1e3)
     too_few_judged = xp.clip(JUDGED_NUMBERS * numbers / (elements + TINY), None, 1e3)
     penalty = PRIOR * (too_few_held**2 + of_set * (1 + too_few_judged**2))
     support = (gain - HANDICAP * of_bounded * (1 - gain)) * elements - penalty
     highest = xp.clip(xp.max(support), 0, None)
-    # A small share of a bounded set would do: where others are as good, only these are used.
+    # Even a small share of a bounded set would do harm if f became a million times smaller; where others are as good,
+    # only these are used.
     of_others = xp.clip(xp.max(xp.where(of_bounded > 0, xp.zeros_like(support), support)), 0, None)
     taking_part = (gain > 0) & ((of_bounded == 0) | (highest > of_others))
     share = xp.where(taking_part, xp.exp(support - highest), xp.zeros_like(gain))

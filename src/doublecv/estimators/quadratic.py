@@ -11,7 +11,7 @@ from array_api_compat import device
 
 from doublecv.arrays import Array, namespace
 from doublecv.distributions import Distribution
-from doublecv.estimators.averages import dot_correction, leave_one_out, weighted_mean
+from doublecv.estimators.averages import dot_correction, leave_one_out, mean_over_samples, weighted_mean
 from doublecv.estimators.base import Needs
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import Learning, LinearEstimator
@@ -93,12 +93,19 @@ class QuadraticDoubleCV(LinearEstimator):
 
     @property
     def bounded(self) -> tuple[str, ...]:
-        """Return the coefficients of the terms with the direction of the gradient."""
+        """Return the coefficients of the terms with the direction of the gradient.
+
+        They have the unit of f, so no one rate of a descent serves them.
+        """
+        if self.learning == "gradient":
+            return ()
         return BOUNDED if self.samples == 2 else (*BOUNDED, *BOUNDED_OF_OTHERS)
 
     @property
     def sets(self) -> tuple[tuple[str, ...], ...]:
         """Return the terms with the gradient, those with its direction, and the linear ones of both."""
+        if not self.bounded:
+            return (self._of_gradient,)
         linear = tuple(name for name in LINEAR if name in self._of_gradient)
         return self._of_gradient, (*linear, *self.bounded), self.bounded
 
@@ -122,9 +129,10 @@ class QuadraticDoubleCV(LinearEstimator):
             compensator, correction = _squares_on_paths(q, G, score, inverse)
             of_direction, correction_along = _squares_on_paths(q, direction, score, xp.ones_like(inverse))
         else:
-            compensator, of_direction = n, (norm * inverse) ** 2
-            moment = q.score_square_moment(G)
-            correction, correction_along = weighted_mean(q, inverse, moment), weighted_mean(q, inverse**2, moment)
+            # From the direction itself, because the squares of a tiny gradient are 0 in single precision.
+            compensator, of_direction = n, q.dot(direction, q.covariance_product(direction))
+            correction = weighted_mean(q, inverse, q.score_square_moment(G))
+            correction_along = mean_over_samples(q, q.score_square_moment(direction))
         Q, along_square = (P**2 - compensator) * inverse, along**2 - of_direction
         corrections = {
             "current": dot_correction(q, G),
@@ -132,12 +140,14 @@ class QuadraticDoubleCV(LinearEstimator):
             "along": dot_correction(q, direction),
             "along_square": correction_along,
         }
-        weight_of_g0 = f - leave_one_out(f)
+        names, weight_of_g0 = self.needs.coefficients, f - leave_one_out(f)
+        corrections = {name: r for name, r in corrections.items() if name in names}
         if isinstance(f, np.ndarray) and self.samples <= MAX_TABLED and not q.visited:
             shape = (self.samples**2, *f.shape[1:])
             entries = np.concatenate([*(pairs.reshape(shape) for pairs in (P, Q, along, along_square)), norm])
-            return TabledScores(q, score, weight_of_g0, self._table, entries, self.needs.coefficients, corrections)
-        return WeightedScores(q, score, weight_of_g0, self._weights(P, Q, along, along_square, norm), corrections)
+            return TabledScores(q, score, weight_of_g0, self._table, entries, names, corrections)
+        weights = self._weights(P, Q, along, along_square, norm)
+        return WeightedScores(q, score, weight_of_g0, {name: weights[name] for name in names}, corrections)
 
     def _weights(
         self,
