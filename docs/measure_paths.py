@@ -14,7 +14,7 @@ import numpy as np
 import doublecv as dcv
 from doublecv.arrays import log_mean_exp
 from doublecv.estimators import Evaluation
-from doublecv.estimators.moments import least_variance
+from doublecv.estimators.judgement import least_variance
 from doublecv.jax.drawing import uniform
 
 DRAWS, UNITS = 2000, 30

@@ -11,7 +11,7 @@ import torch
 import doublecv as dcv
 import doublecv.jax
 import doublecv.torch
-from doublecv.estimators.moments import least_variance
+from doublecv.estimators.judgement import least_variance
 from doublecv.jax.drawing import uniform as jax_uniform
 from doublecv.torch.drawing import uniform as torch_uniform
 

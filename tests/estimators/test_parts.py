@@ -7,7 +7,7 @@ import pytest
 
 import doublecv as dcv
 from doublecv import estimators
-from doublecv.estimators import Evaluation, LinearEstimator, Vectors, fixed_coefficients, moments, quadratic
+from doublecv.estimators import Evaluation, LinearEstimator, Vectors, fixed_coefficients, judgement, moments, quadratic
 from doublecv.exact import enumerate_outcomes, exact_moments
 from problems import best_coefficients, make_evaluation, make_learned, make_logits, make_problem, toy
 
@@ -69,7 +69,7 @@ def test_exact_moments_give_the_coefficients_of_least_variance(estimator):
 
     best = variance(best_coefficients(estimator, problem, q).numbers.values())
     # The ridge moves the solution, but hardly the variance, of which it is the minimum.
-    assert variance(moments.least_variance(matrix)) <= best * 1.01
+    assert variance(judgement.least_variance(matrix)) <= best * 1.01
     assert best < 0.9 * matrix[0, 0]
 
 
@@ -138,8 +138,8 @@ def test_the_derivatives_are_inner_products_with_the_parts(estimator):
 
 def test_a_control_variate_that_was_never_seen_gets_the_coefficient_zero():
     matrix = np.array([[4.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
-    np.testing.assert_allclose(moments.least_variance(matrix), [-0.5, 0.0], rtol=1e-3)
-    np.testing.assert_array_equal(moments.least_variance(np.zeros((3, 3))), 0)
+    np.testing.assert_allclose(judgement.least_variance(matrix), [-0.5, 0.0], rtol=1e-3)
+    np.testing.assert_array_equal(judgement.least_variance(np.zeros((3, 3))), 0)
 
 
 @pytest.mark.parametrize("batch", [(40,), (5, 8), (8,), (9,)], ids=str)
@@ -249,8 +249,11 @@ def test_a_larger_f_changes_nothing_but_the_estimates_size():
     estimator = dcv.QuadraticDoubleCV(3)
     q, evaluation = drawn(estimator, dcv.Bernoulli)
     scaled = dataclasses.replace(evaluation, f=1e6 * evaluation.f, df=1e6 * evaluation.df)
-    learned = fixed_coefficients(dict.fromkeys(estimator.needs.coefficients, 0.4))
-    plain, found = (estimator.apply(q, each, learned).gradient for each in (evaluation, scaled))
+    coefficients = dict.fromkeys(estimator.needs.coefficients, 0.4)
+    plain = estimator.apply(q, evaluation, fixed_coefficients(coefficients)).gradient
+    # The terms with the direction of the gradient have no unit, and their coefficients have that of f.
+    in_units = coefficients | dict.fromkeys(estimator.bounded, 0.4 * 1e6)
+    found = estimator.apply(q, scaled, fixed_coefficients(in_units)).gradient
     np.testing.assert_allclose(found, 1e6 * plain, rtol=1e-9)
 
 

@@ -163,7 +163,7 @@ def test_the_state_of_an_estimator_with_sizes(estimator):
 
 @pytest.mark.parametrize("entrance", ["__call__", "estimate"])
 def test_the_state_of_another_estimator_with_the_same_names(entrance):
-    state, expectation = Expectation(dcv.DoubleCV(2)).init(Q), Expectation(dcv.QuadraticDoubleCV(2))
+    state, expectation = Expectation(dcv.QuadraticDoubleCV(3)).init(Q), Expectation(dcv.QuadraticDoubleCV(2))
     with pytest.raises(
         ValueError, match=r"learned.averages\['\w+'\] of QuadraticDoubleCV must have shape .*, got .* another estimator"
     ):

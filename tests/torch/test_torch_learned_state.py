@@ -53,7 +53,7 @@ def test_later_they_move_less_often(monkeypatch):
     expectation = make(dcv.QuadraticDoubleCV(2))
     moved = []
     for seed in range(20):
-        expectation.coefficients.copy_(torch.linspace(-0.3, 0.2, 7))
+        expectation.coefficients.copy_(torch.linspace(-0.3, 0.2, 12))
         before = buffers(expectation)
         wanted = expectation.estimate(f, dcv.Bernoulli(LOGITS), generator=torch.Generator().manual_seed(seed)).gradient
         torch.testing.assert_close(step(expectation, seed), wanted / len(LOGITS))
