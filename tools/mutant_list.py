@@ -123,9 +123,9 @@ MUTANTS = [
         BATTERY,
     ),
     Mutant(
-        "estimators/taylor.py",
-        "h = self.coupling.estimate(q, x, b) - c",
-        "h = self.coupling.estimate(q, x, b) + c",
+        "estimators/averages.py",
+        "b = q.dot(total[None] - v, score) / (v.shape[0] - 1)",
+        "b = q.dot(total[None] - v, score) / v.shape[0]",
         BATTERY,
     ),
     Mutant(
@@ -177,6 +177,12 @@ MUTANTS = [
         "estimators/averages.py",
         "return q.covariance_product(leave_one_out(v)) / v.shape[0]",
         "return q.covariance_product(v) / v.shape[0]",
+        PATHS,
+    ),
+    Mutant(
+        "estimators/averages.py",
+        "score), q.covariance_product(others) / v.shape[0]",
+        "score), q.covariance_product(others)",
         PATHS,
     ),
     # The correction at the path of another sample, and the square's correction without its second part.
@@ -243,6 +249,8 @@ MUTANTS = [
     ),
     # Parts and moments.
     Mutant("estimators/parts.py", "(coefficients[name] * part for", "(part for", PARTS),
+    Mutant("estimators/parts.py", "(self.f + alpha * self.b) - alpha", "(self.f + alpha * self.b) + alpha", BATTERY),
+    Mutant("estimators/parts.py", "self._estimate(self.b) - self.c", "self._estimate(self.b) + self.c", PARTS),
     Mutant("estimators/parts.py", "sum((-coefficients[name] * r for", "sum((coefficients[name] * r for", PARTS),
     Mutant(
         "estimators/parts.py",
