@@ -39,6 +39,7 @@ JAX_ERRORS = "tests/jax/test_jax_errors.py -k 'twice or zero'"
 EQUALITY = "tests/torch/test_torch_equality.py"
 TORCH_AUX = "tests/torch/test_torch_aux.py"
 TORCH_SMALL = "tests/torch/test_torch_small.py"
+TORCH_STATE = "tests/torch/test_torch_learned_state.py"
 TORCH_ERRORS = "tests/torch/test_torch_errors.py"
 MASKED = "tests/test_numerics.py -k 'masked and relax'"
 NARROW = "tests/test_numerics.py -k '16_bits and 1000'"
@@ -480,6 +481,8 @@ MUTANTS = [
         "scale = torch.where(counts, 1 / weight, 0)",
         TORCH_SMALL,
     ),
+    Mutant("torch/small.py", "step.coefficients.tolist()", "step.coefficients.abs().tolist()", TORCH_STATE),
+    Mutant("torch/nodes.py", "step.coefficients.unbind()", "step.coefficients.abs().unbind()", TORCH_STATE),
     Mutant("torch/small.py", "df = q.scale(K / weight, df)", "df = q.scale(1 / weight, df)", EQUALITY),
     Mutant(
         "torch/nodes.py",
