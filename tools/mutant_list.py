@@ -54,7 +54,7 @@ MUTANTS = [
     Mutant("distributions.py", "return x - self.mean", "return x + self.mean", DISTRIBUTIONS),
     Mutant("distributions.py", "lambda: self.mean * self.one_minus_mean)", "lambda: self.mean)", DISTRIBUTIONS),
     Mutant("distributions.py", "* v * (self.one_minus_mean - self.mean)", "* v * self.one_minus_mean", BATTERY),
-    Mutant("distributions.py", "(positive_part - x * logits)", "(positive_part - logits)", DISTRIBUTIONS),
+    Mutant("distributions.py", "(x * logits - positive_part)", "(logits - positive_part)", DISTRIBUTIONS),
     Mutant("distributions.py", "+ distance * self.min_prob", "- distance * self.min_prob", DISTRIBUTIONS),
     Mutant("distributions.py", "(other_of_one - of_one)", "(other_of_one + of_one)", DISTRIBUTIONS),
     Mutant("distributions.py", "noise < self.xp.astype(self.mean", "noise > self.xp.astype(self.mean", DISTRIBUTIONS),
