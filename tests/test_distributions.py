@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import doublecv as dcv
+from doublecv.distributions import MIN_FOR_BLAS
 from doublecv.exact import support
 from problems import VARIABLES, make_logits
 
@@ -92,6 +93,21 @@ def test_pairwise_dots_are_the_inner_products_of_all_pairs(family, library, entr
         wanted = (a[:, None] * b[None]).sum(axis=tuple(range(-family.event_axes, 0)))
         assert tuple(found.shape) == wanted.shape
         np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("variables", [1, MIN_FOR_BLAS - 1, MIN_FOR_BLAS, 200])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_dots_are_inner_products_over_events_of_all_sizes(family, library, variables, x64):
+    generator, as_array = np.random.default_rng(0), LIBRARIES[library]
+    for batch in ((), (4,), (0,), (2, 3)):
+        shape = (*batch, variables, *(3,) * (family.event_axes - 1))
+        shared, a, b = generator.normal(size=shape), *generator.normal(size=(2, 5, *shape))
+        for left in (a, shared):
+            dot = compiled(library, lambda q, a, b: q.dot(a, b))
+            found = dot(family(logits=as_array(shared)), as_array(left), as_array(b))
+            wanted = (left * b).sum(axis=tuple(range(-family.event_axes, 0)))
+            assert tuple(found.shape) == wanted.shape
+            np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12, atol=1e-12)
 
 
 class TestNumerics:

@@ -39,6 +39,7 @@ JAX_ERRORS = "tests/jax/test_jax_errors.py -k 'twice or zero'"
 EQUALITY = "tests/torch/test_torch_equality.py"
 TORCH_AUX = "tests/torch/test_torch_aux.py"
 TORCH_SMALL = "tests/torch/test_torch_small.py"
+TORCH_STATE = "tests/torch/test_torch_learned_state.py"
 TORCH_ERRORS = "tests/torch/test_torch_errors.py"
 MASKED = "tests/test_numerics.py -k 'masked and relax'"
 NARROW = "tests/test_numerics.py -k '16_bits and 1000'"
@@ -53,7 +54,7 @@ MUTANTS = [
     Mutant("distributions.py", "return x - self.mean", "return x + self.mean", DISTRIBUTIONS),
     Mutant("distributions.py", "lambda: self.mean * self.one_minus_mean)", "lambda: self.mean)", DISTRIBUTIONS),
     Mutant("distributions.py", "* v * (self.one_minus_mean - self.mean)", "* v * self.one_minus_mean", BATTERY),
-    Mutant("distributions.py", "(positive_part - x * logits)", "(positive_part - logits)", DISTRIBUTIONS),
+    Mutant("distributions.py", "(x * logits - positive_part)", "(logits - positive_part)", DISTRIBUTIONS),
     Mutant("distributions.py", "+ distance * self.min_prob", "- distance * self.min_prob", DISTRIBUTIONS),
     Mutant("distributions.py", "(other_of_one - of_one)", "(other_of_one + of_one)", DISTRIBUTIONS),
     Mutant("distributions.py", "noise < self.xp.astype(self.mean", "noise > self.xp.astype(self.mean", DISTRIBUTIONS),
@@ -123,9 +124,9 @@ MUTANTS = [
         BATTERY,
     ),
     Mutant(
-        "estimators/taylor.py",
-        "h = self.coupling.estimate(q, x, b) - c",
-        "h = self.coupling.estimate(q, x, b) + c",
+        "estimators/averages.py",
+        "b = q.dot(total[None] - v, score) / (v.shape[0] - 1)",
+        "b = q.dot(total[None] - v, score) / v.shape[0]",
         BATTERY,
     ),
     Mutant(
@@ -177,6 +178,12 @@ MUTANTS = [
         "estimators/averages.py",
         "return q.covariance_product(leave_one_out(v)) / v.shape[0]",
         "return q.covariance_product(v) / v.shape[0]",
+        PATHS,
+    ),
+    Mutant(
+        "estimators/averages.py",
+        "score), q.covariance_product(others) / v.shape[0]",
+        "score), q.covariance_product(others)",
         PATHS,
     ),
     # The correction at the path of another sample, and the square's correction without its second part.
@@ -243,6 +250,8 @@ MUTANTS = [
     ),
     # Parts and moments.
     Mutant("estimators/parts.py", "(coefficients[name] * part for", "(part for", PARTS),
+    Mutant("estimators/parts.py", "(self.f + alpha * self.b) - alpha", "(self.f + alpha * self.b) + alpha", BATTERY),
+    Mutant("estimators/parts.py", "self._estimate(self.b) - self.c", "self._estimate(self.b) + self.c", PARTS),
     Mutant("estimators/parts.py", "sum((-coefficients[name] * r for", "sum((coefficients[name] * r for", PARTS),
     Mutant(
         "estimators/parts.py",
@@ -492,6 +501,8 @@ MUTANTS = [
         "scale = torch.where(counts, 1 / weight, 0)",
         TORCH_SMALL,
     ),
+    Mutant("torch/small.py", "step.coefficients.tolist()", "step.coefficients.abs().tolist()", TORCH_STATE),
+    Mutant("torch/nodes.py", "step.coefficients.unbind()", "step.coefficients.abs().unbind()", TORCH_STATE),
     Mutant("torch/small.py", "df = q.scale(K / weight, df)", "df = q.scale(1 / weight, df)", EQUALITY),
     Mutant(
         "torch/nodes.py",

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 MAX_AT_ONCE = 2**18
 """The largest number of products of pairs of samples that PyTorch computes in one operation."""
 
+MIN_FOR_BLAS = 32
+"""The smallest event for which NumPy calls BLAS for every inner product; a call takes as long as about 30 numbers."""
+
 
 @cache
 def _ones(size: int, dtype: np.dtype[Any]) -> Float[np.ndarray, "size"]:
@@ -179,6 +182,8 @@ class Distribution(ABC):
     @final
     def dot(self, a: Float[Array, "*#points"], b: Float[Array, "*#points"]) -> Float[Array, "*shape"]:
         """Return the inner product over the event axes."""
+        if isinstance(a, np.ndarray) and self.event_axes == 1 and a.shape[-1] >= MIN_FOR_BLAS:
+            return np.vecdot(a, b)
         if isinstance(a, np.ndarray) or (a.ndim != b.ndim and is_jax_array(a)):
             return self._sum_over_event(a * b)
         return self.xp.sum(a * b, axis=tuple(range(-self.event_axes, 0)))
@@ -358,9 +363,10 @@ class Bernoulli(Distribution):
         self.check_samples(x)
         logits = self._finite_logits
         positive_part = self.xp.where(logits >= 0, logits, self.xp.zeros_like(logits))
-        # log(1 + exp(l)) - x l, with max(l, 0) - x l first: exact where the two large numbers cancel.
-        surprise = (positive_part - x * logits) + self.xp.log1p(self._exp_neg_abs)
-        return -self.xp.sum(surprise, axis=-1)
+        # x l - log(1 + exp(l)), with x l - max(l, 0) first: exact where the two large numbers cancel. A change of sign
+        # would be one more operation on all samples in PyTorch, and another one in the derivative in x.
+        log_probs = (x * logits - positive_part) - self.xp.log1p(self._exp_neg_abs)
+        return self.xp.sum(log_probs, axis=-1)
 
     def entropy(self) -> Float[Array, "*batch"]:
         r"""Return :math:`\sum_i \log(1 + e^{l_i}) - \mu_i l_i` with the logits l."""

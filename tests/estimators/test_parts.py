@@ -110,8 +110,8 @@ def test_a_table_of_the_weights_gives_the_same_parts_as_the_weights(samples, fam
         np.testing.assert_allclose(of_table.statistics[name], value, rtol=1e-9, atol=1e-14)
 
 
-def test_the_parts_of_some_elements_are_parts_too():
-    estimator = dcv.QuadraticDoubleCV(3)
+@pytest.mark.parametrize("estimator", [dcv.QuadraticDoubleCV(3), dcv.DoubleCV(3)], ids=str)
+def test_the_parts_of_some_elements_are_parts_too(estimator):
     q = dcv.Bernoulli(logits=np.random.default_rng(0).normal(size=(4, 6, 3)))
     evaluation = make_evaluation(estimator, make_problem("network", dcv.Bernoulli), q, np.random.default_rng(1))
     parts, names = estimator.parts(q, evaluation), estimator.needs.coefficients
@@ -119,7 +119,8 @@ def test_the_parts_of_some_elements_are_parts_too():
         some = stated.subsample(2).subsample(3)
         assert some.q.batch_shape == (4,)
         np.testing.assert_array_equal(some.q.logits, q.logits.reshape(24, 3)[::6])
-        np.testing.assert_allclose(some.stack(names), stated.stack(names).reshape(-1, 24, 3)[:, ::6], rtol=1e-14)
+        np.testing.assert_allclose(some.stack(names), stated.stack(names).reshape(-1, 24, 3)[:, ::6], rtol=1e-13)
+        np.testing.assert_allclose(some.magnitude(names), stated.magnitude(names).reshape(-1, 24)[:, ::6], rtol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import doublecv as dcv
-from doublecv.torch import Expectation
+from doublecv.torch import Expectation, small
 from doublecv.torch import expectation as module
 
 LOGITS = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
@@ -46,14 +46,17 @@ def test_every_backward_pass_in_training_moves_them_by_the_statistics_of_the_ste
     assert any(value.any() for value in wanted.values())
 
 
-def test_later_they_move_less_often(monkeypatch):
+@pytest.mark.parametrize("largest", [small.LARGEST, 0], ids=["numpy", "torch"])
+@pytest.mark.parametrize("estimator", [dcv.QuadraticDoubleCV(2), dcv.DoubleCV(2)], ids=lambda made: type(made).__name__)
+def test_later_they_move_less_often(estimator, largest, monkeypatch):
     """And the estimate is that of the coefficients that they hold, in all of them."""
     monkeypatch.setattr(module, "ALWAYS", 4)
     monkeypatch.setattr(module, "EVERY", 3)
-    expectation = make(dcv.QuadraticDoubleCV(2))
+    monkeypatch.setattr(small, "LARGEST", largest)
+    expectation = make(estimator)
     moved = []
     for seed in range(20):
-        expectation.coefficients.copy_(torch.linspace(-0.3, 0.2, 12))
+        expectation.coefficients.copy_(torch.linspace(-0.3, 0.2, len(expectation.coefficients)))
         before = buffers(expectation)
         wanted = expectation.estimate(f, dcv.Bernoulli(LOGITS), generator=torch.Generator().manual_seed(seed)).gradient
         torch.testing.assert_close(step(expectation, seed), wanted / len(LOGITS))

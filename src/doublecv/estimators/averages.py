@@ -51,6 +51,22 @@ def score_gradient(
     return weighted_mean(q, weight, q.score(x))
 
 
+def dot_with_others(
+    q: Distribution, v: Float[Array, "K *logits"], score: Float[Array, "K *logits"]
+) -> tuple[Float[Array, "K *batch"], Float[Array, "*logits"] | Float[Array, "K *logits"]]:
+    r"""Return :math:`b_k = \bar v_{-k}^T s(x_k)` for every sample k, and the correction of :math:`\sum_k b_k s_k / K`.
+
+    With :math:`\bar v_{-k}` the leave-one-out mean; the correction is that of `dot_correction`.
+    """
+    if q.visited:
+        others = leave_one_out(v)
+        return q.dot(others, score), q.covariance_product(others) / v.shape[0]
+    total = sum_over_samples(v)
+    # The division comes last because b has one number where v has an event.
+    b = q.dot(total[None] - v, score) / (v.shape[0] - 1)
+    return b, q.covariance_product(total / v.shape[0])
+
+
 def dot_correction(
     q: Distribution, v: Float[Array, "K *logits"]
 ) -> Float[Array, "*logits"] | Float[Array, "K *logits"]:

@@ -14,6 +14,7 @@ import numpy as np
 from doublecv.arrays import Array, is_jax_array
 from doublecv.distributions import Distribution, event_size
 from doublecv.estimators.averages import correction_magnitude, score_magnitude, weighted_mean
+from doublecv.estimators.couplings import Coupling
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -104,6 +105,62 @@ class Vectors(Parts):
         g0 = q.subsample_array(step, self.g0, event_shape)
         size = None if self.size is None else partial(_subsampled, q, step, self.size)
         return replace(self, q=q.subsample(step), g0=g0, h=h, size=size)
+
+
+@final
+@dataclass(frozen=True)
+class Controlled(Parts):
+    r"""Hold the parts :math:`g_0 = E(f)` and :math:`h = E(b) - c` of one control variate.
+
+    E, the estimate of a coupling, is linear, so the estimate with the coefficient :math:`\alpha` is
+    :math:`E(f + \alpha b) - \alpha c`, with one weighted sum of scores.
+
+    Attributes:
+        coupling: how the samples depend on each other.
+        x: the samples.
+        f: f at the samples.
+        name: the name of the coefficient.
+        b: the control variate at the samples.
+        c: the mean of E(b).
+    """
+
+    coupling: Coupling
+    x: Float[Array, "K *logits"]
+    f: Float[Array, "K *batch"]
+    name: str
+    b: Float[Array, "K *batch"]
+    c: Float[Array, "*logits"] | Float[Array, "K *logits"]
+
+    def vectors(self) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
+        r"""Return :math:`E(f)` and :math:`E(b) - c`."""
+        return self._estimate(self.f), {self.name: self._control}
+
+    def combine(self, coefficients: Mapping[str, Any]) -> Float[Array, "*logits"]:
+        r"""Return :math:`E(f + \alpha b) - \alpha c`."""
+        alpha = coefficients[self.name]
+        return self._estimate(self.f + alpha * self.b) - alpha * self.c
+
+    def derivatives(self, cotangent: Float[Array, "*logits"]) -> dict[str, Float[Array, ""]]:
+        r"""Return the inner product of the cotangent with h."""
+        return {self.name: self.q.xp.sum(cotangent * self._control)}
+
+    def magnitude(self, names: Iterable[str]) -> Float[Array, "n *batch"]:
+        """Return the square of the size that the terms of h have before they cancel."""
+        return score_magnitude(self.q, self.q.score(self.x), self.b, self.c)[None]
+
+    def subsample(self, step: int) -> Self:
+        """Return the parts of every `step`-th batch element."""
+        q, event_shape = self.q, self.q.event_shape
+        x, c = (q.subsample_array(step, v, event_shape) for v in (self.x, self.c))
+        f, b = (q.subsample_array(step, v) for v in (self.f, self.b))
+        return replace(self, q=q.subsample(step).remember(), x=x, f=f, b=b, c=c)
+
+    @property
+    def _control(self) -> Float[Array, "*logits"]:
+        return self._estimate(self.b) - self.c
+
+    def _estimate(self, v: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
+        return self.coupling.estimate(self.q, self.x, v)
 
 
 def _subsampled(q: Distribution, step: int, size: Callable[[], Float[Array, "*batch"]]) -> Float[Array, "some"]:

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Literal, final, get_args
 
 from doublecv.arrays import Array, subtract_from_samples
 from doublecv.distributions import Bernoulli, Categorical, Distribution
-from doublecv.estimators.averages import dot_correction, leave_one_out, score_gradient, score_magnitude
+from doublecv.estimators.averages import (
+    dot_correction,
+    dot_with_others,
+    leave_one_out,
+    score_gradient,
+    score_magnitude,
+)
 from doublecv.estimators.base import FixedEstimator, Needs
 from doublecv.estimators.couplings import Coupling, DirichletCopula, Independent
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import Learning, LinearEstimator
-from doublecv.estimators.parts import Vectors
+from doublecv.estimators.parts import Controlled, Vectors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -126,17 +132,17 @@ class DoubleCV(LinearEstimator):
             coefficients=("alpha",),
         )
 
-    def parts(self, q: Distribution, evaluation: Evaluation) -> Vectors:
+    def parts(self, q: Distribution, evaluation: Evaluation) -> Controlled:
         r"""Return :math:`g_0 = estimate(f)` and :math:`h = estimate(b) - c` with the estimate of the coupling."""
         x, score = evaluation.x, q.score(evaluation.x)
         if self.control == "mean":
             b, c = q.dot(evaluation.df_mean, score), q.covariance_product(evaluation.df_mean)
+        elif isinstance(self.coupling, Independent):
+            b, c = dot_with_others(q, evaluation.df, score)
         else:
             b = q.dot(self.coupling.mean_of_independent(evaluation.df), score)
             c = dot_correction(q, evaluation.df)
-        h = self.coupling.estimate(q, x, b) - c
-        size = partial(score_magnitude, q, score, b, c)
-        return Vectors(q, self.coupling.estimate(q, x, evaluation.f), {"alpha": h}, size)
+        return Controlled(q, self.coupling, x, evaluation.f, "alpha", b, c)
 
 
 @final

@@ -154,8 +154,12 @@ class Expectation(nn.Module):
         """Return the learned state by name, as `doublecv.torch.variance` and the estimator take it."""
         self._check_initialized()
         numbers = {name: getattr(self, name) for name in self._number_names}
-        averages = {name: getattr(self, name) for name in self._average_names}
-        return Learned(numbers, averages, dict.fromkeys(self._statistic_names))
+        return Learned(numbers, self._averages(), dict.fromkeys(self._statistic_names))
+
+    def _averages(self) -> dict[str, Tensor]:
+        """Return the running averages by name, without the search of `Module` for an attribute, which takes long."""
+        buffers: dict[str, Any] = self._buffers
+        return {name: buffers[name] for name in self._average_names}
 
     # The two nodes speak to each other in the backward pass, which a compiled graph of both would not see.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -201,16 +205,18 @@ class Expectation(nn.Module):
             return (value, aux) if has_aux else value
         numbers = leaves_of(learned.numbers, estimator, wide)
         # Copies, because the averages move in place and another backward pass may come.
+        coefficients: Tensor | None = None
+        averages: dict[str, Tensor] = {}
+        statistics: dict[str, Any] = {}
         if isinstance(estimator, LinearEstimator) and learned.averages and not (following and self._is_observing()):
-            coefficients = moments.coefficients(learned.averages).clone().unbind()
-            numbers = dict(zip(estimator.needs.coefficients, coefficients, strict=True))
-            held = Learned(numbers, {}, {})
+            coefficients = moments.coefficients(learned.averages).clone()
         else:
             averages = {name: value.detach().clone() for name, value in learned.averages.items()}
-            held = Learned(numbers, averages, learned.statistics)
+            statistics = learned.statistics
+        held = Learned(numbers, averages, statistics)
         context = _held(context)
         side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
-        rule = Rule(estimator, q.with_logits, held, pullback, self._report)
+        rule = Rule(estimator, q.with_logits, held, coefficients, pullback, self._report)
         x, channel = sample(rule, side, q.logits, samples, parameters)
         # A copy, because f may change its argument in place.
         values, aux = checked(x.clone() if estimator.needs.gradient else samples.clone())
@@ -352,7 +358,7 @@ class Expectation(nn.Module):
         """Move the running averages after a backward pass, and watch whether the parameters move."""
         self._passes += 1
         if self.training and statistics:
-            averages = {name: getattr(self, name) for name in self._average_names}
+            averages = self._averages()
             some = next(iter(averages.values()))
             if some.device.type == "cpu":
                 # A hundred operations on small arrays, which NumPy starts several times faster than PyTorch.

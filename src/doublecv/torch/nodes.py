@@ -122,6 +122,7 @@ class Rule:
         estimator: the estimator.
         family: a function from logits to the distribution.
         learned: the learned state that the estimate uses; its numbers are apart from the graph of the loss.
+        coefficients: the coefficients, where they are held fixed in this step, in the order of the estimator's needs.
         pullback: what is done to the estimate before the norm whose derivative the numbers receive, if anything.
         report: a function that is called with the statistics of the step.
         check: whether to verify that only the mean of f reaches the samples; it costs one more backward pass of f.
@@ -136,6 +137,7 @@ class Rule:
     estimator: Estimator
     family: Callable[[Tensor], Distribution]
     learned: Learned
+    coefficients: Float[Tensor, "n"] | None
     pullback: Pullback | None
     report: Callable[[Mapping[str, Any]], None]
     check: bool = False
@@ -195,8 +197,7 @@ class _Sample(torch.autograd.Function):
         """Return the samples and zeros; what the formula needs is kept until the graph is freed."""
         ctx.rule = rule
         ctx.set_materialize_grads(False)
-        held = list(rule.learned.numbers.values()) if parameters else []
-        ctx.save_for_backward(logits, samples, *side, *held, *parameters)
+        ctx.save_for_backward(logits, samples, *side, *rule.learned.numbers.values(), *parameters)
         q = rule.family(logits)
         return samples.view_as(samples), torch.zeros(q.batch_shape, dtype=samples.dtype, device=logits.device)
 
@@ -213,8 +214,7 @@ class _Sample(torch.autograd.Function):
         with torch.no_grad():
             if rule.estimator.needs.gradient:
                 weighted_df = _checked_gradient(rule, weighted_df, samples, weight)
-        # Coefficients that are held fixed have no parameters.
-        numbers = dict(zip(rule.learned.numbers, held, strict=True)) if parameters else rule.learned.numbers
+        numbers = dict(zip(rule.learned.numbers, held, strict=True))
         step = Step(
             logits.detach(),
             samples,
@@ -224,13 +224,14 @@ class _Sample(torch.autograd.Function):
             rule.gradient,
             side,
             rule.learned._replace(numbers=numbers),
-            dict(zip(numbers, parameters, strict=True)) if parameters else {},
+            rule.coefficients,
+            dict(zip(numbers, parameters, strict=True)),
         )
         backward = small_backward if is_small(rule.estimator, rule.pullback, step) else _backward
         of_logits, of_numbers, statistics = backward(rule.estimator, rule.family, rule.pullback, step)
         with torch.no_grad():
             rule.report(statistics)
-        of_parameters = [of_numbers.get(name) for name in numbers] if parameters else []
+        of_parameters = [of_numbers.get(name) for name in numbers]
         if torch.is_grad_enabled():
             depends_on = [logits, *parameters, weight, *rule.connected]
             rule.connected = ()
@@ -261,8 +262,12 @@ def _backward(
     # The control variate has a graph of its own, and gradients are off in a backward pass.
     with torch.enable_grad():
         side = side.only_where(counts)
+    learned = step.learned
+    if step.coefficients is not None:
+        fixed = dict(zip(estimator.needs.coefficients, step.coefficients.unbind(), strict=True))
+        learned = learned._replace(numbers=fixed)
     gradient, of_numbers, statistics = gradients(
-        estimator, q, side.evaluation(samples, values, df), step.learned, weight, side.context, pullback
+        estimator, q, side.evaluation(samples, values, df), learned, weight, side.context, pullback
     )
     with torch.no_grad():
         of_logits = masked(q, weight, gradient).to(step.logits.dtype)
