@@ -152,7 +152,7 @@ MUTANTS = [
     Mutant("estimators/quadratic.py", "P = q.pairwise_dot(score, G)", "P = q.pairwise_dot(G, score)", BATTERY),
     Mutant("estimators/quadratic.py", '"own": leave_one_out(of_P.own)', '"own": of_P.own', BATTERY),
     Mutant("estimators/quadratic.py", '"own_square": leave_one_out(of_Q.own)', '"own_square": of_Q.own', BATTERY),
-    Mutant("estimators/quadratic.py", '"current_square": correction,', '"current_square": 2 * correction,', BATTERY),
+    Mutant("estimators/quadratic.py", "Average(inverse, moment)", "Average(2 * inverse, moment)", BATTERY),
     Mutant("estimators/quadratic.py", "xp.sum(A, axis=0) - own", "xp.sum(A, axis=0)", BATTERY),
     Mutant(
         "estimators/quadratic.py",
@@ -160,7 +160,7 @@ MUTANTS = [
         "keepdims=True) - current",
         f"{MOMENTS} -k direction",
     ),
-    Mutant("estimators/quadratic.py", "n = q.dot(G, q.covariance_product(G))", "n = q.dot(G, G)", BATTERY),
+    Mutant("estimators/quadratic.py", "n = q.dot(G, product)", "n = q.dot(G, G)", BATTERY),
     # Paths.
     Mutant(
         "estimators/averages.py",
@@ -194,7 +194,7 @@ MUTANTS = [
         PATHS,
     ),
     Mutant("estimators/quadratic.py", "+ 2 * product * q.sum_of_earlier(others * score)", "", PATHS),
-    Mutant("estimators/quadratic.py", "correction / (K * (K - 1))", "correction / K**2", PATHS),
+    Mutant("estimators/quadratic.py", "pairs = K * (K - 1)", "pairs = K**2", PATHS),
     # Bounds over several samples, and couplings of one-hot samples.
     Mutant("estimators/bound.py", "advantage = bound - without", "advantage = bound + without", BOUND),
     Mutant(
@@ -252,11 +252,16 @@ MUTANTS = [
     Mutant("estimators/parts.py", "(coefficients[name] * part for", "(part for", PARTS),
     Mutant("estimators/parts.py", "(self.f + alpha * self.b) - alpha", "(self.f + alpha * self.b) + alpha", BATTERY),
     Mutant("estimators/parts.py", "self._estimate(self.b) - self.c", "self._estimate(self.b) + self.c", PARTS),
-    Mutant("estimators/parts.py", "sum((-coefficients[name] * r for", "sum((coefficients[name] * r for", PARTS),
     Mutant(
         "estimators/parts.py",
-        "derivatives[name] - xp.sum(cotangent * r)",
-        "derivatives[name] + xp.sum(cotangent * r)",
+        "sum((-weighted_mean(q, weight, terms[key]) for",
+        "sum((weighted_mean(q, weight, terms[key]) for",
+        PARTS,
+    ),
+    Mutant(
+        "estimators/parts.py",
+        "derivatives[name] - r for",
+        "derivatives[name] + r for",
         PARTS,
     ),
     Mutant(
@@ -319,7 +324,7 @@ MUTANTS = [
         "estimators/judgement.py", "LARGEST_MULTIPLE = 1.5", "LARGEST_MULTIPLE = 1e6", f"{MOMENTS} -k rare_outcomes"
     ),
     Mutant("estimators/judgement.py", "too_few_held**2 + ", "", f"{MOMENTS} -k one_outcome"),
-    Mutant("estimators/judgement.py", "learned / (held + TINY), 0, 1", "0 * learned, 0, 1", f"{MOMENTS} -k equation"),
+    Mutant("estimators/judgement.py", "+ learned / (held + TINY), 0)", "+ 0 * learned, 0)", f"{MOMENTS} -k equation"),
     Mutant(
         "estimators/judgement.py",
         "xp.reshape(unexplained / (held + TINY)",
@@ -342,14 +347,13 @@ MUTANTS = [
         "] < 100 * FALL, xp.zeros_like(unit)",
         f"{MOMENTS} -k much_smaller",
     ),
-    Mutant("estimators/quadratic.py", "along**2 - of_direction", "along**2 - 1", BATTERY),
-    Mutant(
-        "estimators/quadratic.py", '"along": dot_correction(q, direction)', '"along": dot_correction(q, G)', BATTERY
-    ),
+    Mutant("estimators/quadratic.py", "along**2 - compensator * of_direction**2", "along**2 - 1", PATHS),
+    Mutant("estimators/quadratic.py", "Average(of_direction, product)", "Average(inverse**2, product)", BATTERY),
+    Mutant("estimators/quadratic.py", "Average(of_direction**2, moment)", "Average(of_direction, moment)", BATTERY),
     Mutant(
         "estimators/quadratic.py",
-        "mean_over_samples(q, q.score_square_moment(direction))",
-        "weighted_mean(q, inverse**2, q.score_square_moment(G))",
+        "xp.where(has_direction, inverse, xp.zeros_like(inverse))",
+        "inverse",
         f"{MOMENTS} -k almost_0",
     ),
     Mutant(

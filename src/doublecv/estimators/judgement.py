@@ -6,13 +6,14 @@ sums.
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from array_api_compat import device
 
-from doublecv.arrays import Array, namespace
+from doublecv.arrays import Array, at_least, at_most, namespace
 from doublecv.estimators.scale import TINY
 
 if TYPE_CHECKING:
@@ -102,12 +103,12 @@ class System(NamedTuple):
     @property
     def powers(self) -> Float[np.ndarray, "1+n"]:
         """Return, for g0 and every control variate, the power of the mean square of f that it is proportional to."""
-        return np.array([0.5, *(0.0 if index in self.bounded else 0.5 for index in range(self.number))])
+        return _powers(self)
 
     @property
     def members(self) -> Float[np.ndarray, "sets n"]:
         """Return 1 where a coefficient belongs to a set, and 0 elsewhere."""
-        return np.array([[float(index in one) for index in range(self.number)] for one in self.sets])
+        return _members(self)
 
     @property
     def trusts(self) -> list[Trust]:
@@ -123,6 +124,17 @@ class System(NamedTuple):
         """Return the number of coefficients that each candidate of a memory learns."""
         of_sets = [len(one) for one in self.sets]
         return [1, *of_sets] if self.has_multiple else of_sets
+
+
+# A named tuple has no cache of its own, and NumPy takes longer to make these arrays than to use them.
+@cache
+def _powers(system: System) -> Float[np.ndarray, "1+n"]:
+    return np.array([0.5, *(0.0 if index in system.bounded else 0.5 for index in range(system.number))])
+
+
+@cache
+def _members(system: System) -> Float[np.ndarray, "sets n"]:
+    return np.array([[float(index in one) for index in range(system.number)] for one in system.sets])
 
 
 class Sums(NamedTuple):
@@ -176,25 +188,21 @@ def choose(
     """
     xp, (count, n), memories = namespace(sums), judged.shape, len(MEMORIES)
 
-    def per_candidate(values: list[Any]) -> Array:
-        return xp.asarray(np.tile(np.array(values, dtype=float), memories), dtype=sums.dtype, device=device(sums))
-
-    trusts, learned = system.trusts, per_candidate(system.lengths)
-    caution, lower, seen_none = (per_candidate(list(values)) for values in zip(*trusts, strict=True))
-    of_set = per_candidate([trust is not OF_MULTIPLE for trust in trusts])
-    of_bounded = per_candidate([trust in (OF_MIXED, OF_BOUNDED) for trust in trusts])
-    bits = xp.clip(xp.where(of_bounded > 0, entropy, bits), 1, None)
+    learned, caution, lower, seen_none, of_set, of_bounded = (
+        xp.asarray(values, dtype=sums.dtype, device=device(sums)) for values in _constants(system)
+    )
+    bits = at_least(xp.where(of_bounded > 0, entropy, bits), 1)
 
     now = split(sums, system)
     own, squares = now.products[:, 0, :1], now.judged_squares
     elements = own**2 / (now.own_square + TINY)
     with_g0, square = now.judged[:, 0], now.judged[:, 1]
-    slope = xp.clip(-with_g0 / (square + TINY), 0, None)
-    left_over = xp.clip(1 + slope * with_g0 / (own + TINY), 0, 1)
-    scatter = xp.clip(squares[:, 0] + slope * (2 * squares[:, 1] + slope * squares[:, 2]), 0, None)
+    slope = at_least(-with_g0 / (square + TINY), 0)
+    left_over = at_most(at_least(1 + slope * with_g0 / (own + TINY), 0), 1)
+    scatter = at_least(squares[:, 0] + slope * (2 * squares[:, 1] + slope * squares[:, 2]), 0)
     # The factor fits one element exactly, so an element of the mean size is added; few elements underestimate the rest.
     scatter = scatter + (with_g0 / (elements + TINY)) ** 2
-    error = xp.sqrt(scatter) / (square + TINY) * (1 + 1 / xp.clip(elements - 1, 1e-6, None))
+    error = xp.sqrt(scatter) / (square + TINY) * (1 + 1 / at_least(elements - 1, 1e-6))
 
     # An element that was not seen yet may have nothing of the cancellation that the coefficients rely on.
     sizes = xp.reshape(judged, (memories, -1, n)) ** 2 * now.magnitude[:, None, :]
@@ -202,28 +210,38 @@ def choose(
     rare = 1 + RARE / bits**2
     added = own / (elements + TINY) * (left_over + seen_none * rare * unseen)
     cautious = -with_g0 / (square + added + TINY)
-    factor = xp.clip(cautious - lower * rare * error, 0, 1)
+    factor = at_most(at_least(cautious - lower * rare * error, 0), 1)
     gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
     held = xp.reshape(elements * xp.ones_like(xp.reshape(learned, (memories, -1))), (-1,))
     few = 1 + of_bounded * (FEW_BITS / bits) ** 4
     numbers = caution * few * learned**2 / bits
-    too_few_held = xp.clip(HELD_NUMBERS * numbers / (held + TINY), None, 1e3)
-    too_few_judged = xp.clip(JUDGED_NUMBERS * numbers / (elements + TINY), None, 1e3)
+    too_few_held = at_most(HELD_NUMBERS * numbers / (held + TINY), 1e3)
+    too_few_judged = at_most(JUDGED_NUMBERS * numbers / (elements + TINY), 1e3)
     penalty = PRIOR * (too_few_held**2 + of_set * (1 + too_few_judged**2))
     support = (gain - HANDICAP * of_bounded * (1 - gain)) * elements - penalty
-    highest = xp.clip(xp.max(support), 0, None)
+    highest = at_least(xp.max(support), 0)
     # Even a small share of a bounded set would do harm if f became a million times smaller; where others are as good,
     # only these are used.
-    of_others = xp.clip(xp.max(xp.where(of_bounded > 0, xp.zeros_like(support), support)), 0, None)
+    of_others = at_least(xp.max(xp.where(of_bounded > 0, xp.zeros_like(support), support)), 0)
     taking_part = (gain > 0) & ((of_bounded == 0) | (highest > of_others))
     share = xp.where(taking_part, xp.exp(support - highest), xp.zeros_like(gain))
     share = xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
 
-    unexplained = xp.clip(left_over[-1] + learned / (held + TINY), 0, 1)
+    unexplained = at_most(at_least(left_over[-1] + learned / (held + TINY), 0), 1)
     ridge = xp.reshape(unexplained / (held + TINY), (memories, -1))
     candidates = xp.reshape(_solve(now, ridge, system), (count, n))
     return xp.sum(share[:, None] * candidates, axis=0), candidates
+
+
+@cache
+def _constants(system: System) -> tuple[Float[np.ndarray, "j"], ...]:
+    """Return, for every candidate, what `choose` needs: its length, its trust, and whether it is a set, and bounded."""
+    trusts = system.trusts
+    is_set = [trust is not OF_MULTIPLE for trust in trusts]
+    is_bounded = [trust in (OF_MIXED, OF_BOUNDED) for trust in trusts]
+    rows = (system.lengths, *zip(*trusts, strict=True), is_set, is_bounded)
+    return tuple(np.tile(np.array(row, dtype=float), len(MEMORIES)) for row in rows)
 
 
 def _solve(now: Sums, ridge: Float[Array, "m v"], system: System) -> Float[Array, "m v n"]:
@@ -238,15 +256,15 @@ def _solve(now: Sums, ridge: Float[Array, "m v"], system: System) -> Float[Array
     if system.has_multiple:
         u = array((1.0,) if system.direction is None else system.direction)
         square = xp.sum((now.products[:, 1:, 1:] @ u) * u, axis=-1)
-        of_ridge = xp.clip(RIDGE_OF_ONE * ridge[:, 0], least, None) * (square + now.magnitude @ u**2)
-        multiple = -(now.products[:, 1:, 0] @ u) / (xp.clip(square, 0, None) + of_ridge + TINY)
+        of_ridge = at_least(RIDGE_OF_ONE * ridge[:, 0], least) * (square + now.magnitude @ u**2)
+        multiple = -(now.products[:, 1:, 0] @ u) / (at_least(square, 0) + of_ridge + TINY)
         if system.direction is not None:
-            multiple = xp.clip(multiple, -LARGEST_MULTIPLE, LARGEST_MULTIPLE)
+            multiple = at_most(at_least(multiple, -LARGEST_MULTIPLE), LARGEST_MULTIPLE)
         solutions.append((multiple[:, None] * u)[:, None])
     if system.sets:
         members = array(system.members)
         sizes = xp.sum(members, axis=-1)
-        of_ridge = xp.clip(RIDGE_OF_SET * sizes * ridge[:, int(system.has_multiple) :], least, None)
+        of_ridge = at_least(RIDGE_OF_SET * sizes * ridge[:, int(system.has_multiple) :], least)
         magnitude = array(MAGNITUDE_SHARES)[:, None] * (now.magnitude @ members.T) / sizes
         solutions.append(least_variance(now.products[:, None], of_ridge, magnitude, members))
     return xp.concat(solutions, axis=1)

@@ -46,6 +46,7 @@ smaller than it is; it becomes more cautious, and the estimate stays unbiased.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import ceil, log, prod
 from typing import TYPE_CHECKING, Any
 
@@ -202,6 +203,7 @@ def advance(
     return {name: xp.where(sane, value, averages[name]) for name, value in moved.items()} | scale.state
 
 
+@cache
 def _exponents(system: System) -> tuple[Float[np.ndarray, "s"], Float[np.ndarray, "s"], Float[np.ndarray, "s"]]:
     """Return, for all that is summed, the powers of the scale and of the weight, and 1 for what is not judged.
 

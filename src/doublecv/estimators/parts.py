@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
 
@@ -167,13 +167,54 @@ def _subsampled(q: Distribution, step: int, size: Callable[[], Float[Array, "*ba
     return q.subsample_array(step, size())
 
 
+class Average(NamedTuple):
+    r"""Hold the correction :math:`\frac{1}{K} \sum_k w_k t_k` as its weights and terms.
+
+    Those of several corrections with the same terms are added up before the terms are multiplied, which is one pass
+    over the terms for all of them.
+
+    Attributes:
+        weight: the weights :math:`w_k`.
+        terms: the terms :math:`t_k`.
+    """
+
+    weight: Float[Array, "K *batch"]
+    terms: Float[Array, "K *logits"]
+
+
+Correction = Array | Average
+"""A correction, as an array or as an average over the samples."""
+
+
+def _value(q: Distribution, correction: Correction) -> Float[Array, "*logits"]:
+    """Return a correction as an array."""
+    return weighted_mean(q, *correction) if isinstance(correction, Average) else correction
+
+
+def _some(q: Distribution, step: int, correction: Correction) -> Correction:
+    """Return the correction of every `step`-th batch element."""
+    if isinstance(correction, Average):
+        weight = q.subsample_array(step, correction.weight)
+        return Average(weight, q.subsample_array(step, correction.terms, q.event_shape))
+    return q.subsample_array(step, correction, q.event_shape)
+
+
 def _corrected(
+    q: Distribution,
     average: Float[Array, "*logits"],
     coefficients: Mapping[str, Any],
-    corrections: Mapping[str, Float[Array, "*logits"]],
+    corrections: Mapping[str, Correction],
 ) -> Float[Array, "*logits"]:
     r"""Return the average less :math:`\sum_i c_i r_i`."""
-    return sum((-coefficients[name] * r for name, r in corrections.items()), start=average)
+    weights: dict[int, Array] = {}
+    terms = {id(r.terms): r.terms for r in corrections.values() if isinstance(r, Average)}
+    for name, r in corrections.items():
+        if isinstance(r, Average):
+            weight = coefficients[name] * r.weight
+            weights[id(r.terms)] = weights[id(r.terms)] + weight if id(r.terms) in weights else weight
+        else:
+            average = average - coefficients[name] * r
+    return sum((-weighted_mean(q, weight, terms[key]) for key, weight in weights.items()), start=average)
 
 
 @final
@@ -194,7 +235,7 @@ class WeightedScores(Parts):
     score: Float[Array, "K *logits"]
     weight_of_g0: Float[Array, "K *batch"]
     weights: dict[str, Float[Array, "K *batch"]]
-    corrections: dict[str, Float[Array, "*logits"] | Float[Array, "K *logits"]]
+    corrections: dict[str, Correction]
 
     @cached_property
     def _matrix(self) -> Float[Array, "parts K *batch"]:
@@ -213,7 +254,7 @@ class WeightedScores(Parts):
         else:
             g0, *averages = self._averages()
         h = dict(zip(self.weights, averages, strict=True))
-        return g0, h | {name: h[name] - r for name, r in self.corrections.items()}
+        return g0, h | {name: h[name] - _value(self.q, r) for name, r in self.corrections.items()}
 
     def combine(self, coefficients: Mapping[str, Any]) -> Float[Array, "*logits"]:
         r"""Return the estimate with all control variates.
@@ -228,21 +269,22 @@ class WeightedScores(Parts):
             along = xp.astype(xp.stack([coefficients[name] for name in self.weights]), matrix.dtype)
             of_coefficients = along @ xp.reshape(matrix[1:], (along.shape[0], prod(self.weight_of_g0.shape)))
             weight = self.weight_of_g0 + xp.reshape(of_coefficients, tuple(self.weight_of_g0.shape))
-        return _corrected(self._average(weight), coefficients, self.corrections)
+        return _corrected(self.q, self._average(weight), coefficients, self.corrections)
 
     def derivatives(self, cotangent: Float[Array, "*logits"]) -> dict[str, Float[Array, ""]]:
         r"""Return :math:`\sum \frac{1}{K} \sum_k w_{ik} \langle t, s(x_k) \rangle - \langle t, r_i \rangle` for t."""
         xp = self.q.xp
         along_scores = self.q.dot(cotangent, self.score) / self.score.shape[0]
         derivatives = {name: xp.sum(weight * along_scores) for name, weight in self.weights.items()}
-        return derivatives | {name: derivatives[name] - xp.sum(cotangent * r) for name, r in self.corrections.items()}
+        corrections = {name: xp.sum(cotangent * _value(self.q, r)) for name, r in self.corrections.items()}
+        return derivatives | {name: derivatives[name] - r for name, r in corrections.items()}
 
     def magnitude(self, names: Iterable[str]) -> Float[Array, "n *batch"]:
         r"""Return :math:`\frac{1}{K^2} \sum_k w_{ik}^2 \, s(x_k)^T s(x_k) + r_i^T r_i` for every name i."""
         q, names = self.q, tuple(names)
         size = score_magnitude(q, self.score, q.xp.stack([self.weights[name] for name in names]))
         none = q.xp.zeros_like(size[0])
-        of_corrections = {name: correction_magnitude(q, r) for name, r in self.corrections.items()}
+        of_corrections = {name: correction_magnitude(q, _value(q, r)) for name, r in self.corrections.items()}
         return size + q.xp.stack([of_corrections.get(name, none) for name in names])
 
     def subsample(self, step: int) -> Self:
@@ -254,7 +296,7 @@ class WeightedScores(Parts):
             score=q.subsample_array(step, self.score, event_shape),
             weight_of_g0=q.subsample_array(step, self.weight_of_g0),
             weights={name: q.subsample_array(step, weight) for name, weight in self.weights.items()},
-            corrections={name: q.subsample_array(step, r, event_shape) for name, r in self.corrections.items()},
+            corrections={name: _some(q, step, r) for name, r in self.corrections.items()},
         )
 
     def _average(self, weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
@@ -294,7 +336,7 @@ class TabledScores(Parts):
     table: Float[Array, "n K entries"]
     entries: Float[Array, "entries *batch"]
     names: tuple[str, ...]
-    corrections: dict[str, Float[Array, "*logits"]]
+    corrections: dict[str, Correction]
 
     @cached_property
     def weighted(self) -> WeightedScores:
@@ -318,7 +360,7 @@ class TabledScores(Parts):
         along = np.array([coefficients[name] for name in self.names], dtype=self.entries.dtype)
         weight = self._weigh((along @ self.table.reshape(n, K * size)).reshape(K, size))
         average = weighted_mean(self.q, self.weight_of_g0 + weight.reshape(self.weight_of_g0.shape), self.score)
-        return _corrected(average, coefficients, self.corrections)
+        return _corrected(self.q, average, coefficients, self.corrections)
 
     def derivatives(self, cotangent: Float[Array, "*logits"]) -> dict[str, Float[Array, ""]]:
         r"""Return the inner product of the cotangent with every :math:`h_i`."""
@@ -337,5 +379,5 @@ class TabledScores(Parts):
             score=q.subsample_array(step, self.score, event_shape),
             weight_of_g0=q.subsample_array(step, self.weight_of_g0),
             entries=q.subsample_array(step, self.entries),
-            corrections={name: q.subsample_array(step, r, event_shape) for name, r in self.corrections.items()},
+            corrections={name: _some(q, step, r) for name, r in self.corrections.items()},
         )

@@ -11,11 +11,11 @@ from array_api_compat import device
 
 from doublecv.arrays import Array, namespace
 from doublecv.distributions import Distribution
-from doublecv.estimators.averages import dot_correction, leave_one_out, mean_over_samples, weighted_mean
+from doublecv.estimators.averages import dot_correction, leave_one_out
 from doublecv.estimators.base import Needs
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.linear import Learning, LinearEstimator
-from doublecv.estimators.parts import TabledScores, WeightedScores
+from doublecv.estimators.parts import Average, Correction, TabledScores, WeightedScores
 from doublecv.paths import Path
 
 if TYPE_CHECKING:
@@ -119,26 +119,29 @@ class QuadraticDoubleCV(LinearEstimator):
     def parts(self, q: Distribution, evaluation: Evaluation) -> WeightedScores | TabledScores:
         r"""Return :math:`g_0`, which is RLOO, and the control variate of each coefficient."""
         xp, f, G, score = q.xp, evaluation.f, evaluation.df, q.score(evaluation.x)
-        n = q.dot(G, q.covariance_product(G))
+        product = q.covariance_product(G)
+        n = q.dot(G, product)
         P = q.pairwise_dot(score, G)
         # The norm only scales, so the estimate is unbiased whatever is added; 0 / 0 must be 0.
-        norm = xp.sqrt(xp.clip(n, 0, None))
-        inverse = 1 / (norm + float(xp.finfo(n.dtype).smallest_normal) ** 0.5)
-        direction, along = q.scale(inverse, G), P * inverse
+        norm, least = xp.sqrt(xp.clip(n, 0, None)), float(xp.finfo(n.dtype).smallest_normal)
+        inverse = 1 / (norm + least**0.5)
+        # A gradient whose square is rounded to 0 has no direction.
+        has_direction = n > least / float(xp.finfo(n.dtype).eps)
+        of_direction = xp.where(has_direction, inverse, xp.zeros_like(inverse))
         if q.visited:
-            compensator, correction = _squares_on_paths(q, G, score, inverse)
-            of_direction, correction_along = _squares_on_paths(q, direction, score, xp.ones_like(inverse))
+            compensator, squares = _squares_on_paths(q, G, score, (inverse, of_direction**2))
+            linear = dot_correction(q, G), dot_correction(q, q.scale(of_direction, G))
         else:
-            # From the direction itself, because the squares of a tiny gradient are 0 in single precision.
-            compensator, of_direction = n, q.dot(direction, q.covariance_product(direction))
-            correction = weighted_mean(q, inverse, q.score_square_moment(G))
-            correction_along = mean_over_samples(q, q.score_square_moment(direction))
-        Q, along_square = (P**2 - compensator) * inverse, along**2 - of_direction
-        corrections = {
-            "current": dot_correction(q, G),
-            "current_square": correction,
-            "along": dot_correction(q, direction),
-            "along_square": correction_along,
+            compensator, moment = n, q.score_square_moment(G)
+            squares = Average(inverse, moment), Average(of_direction**2, moment)
+            linear = Average(xp.ones_like(inverse), product), Average(of_direction, product)
+        Q, along = (P**2 - compensator) * inverse, P * of_direction
+        along_square = along**2 - compensator * of_direction**2
+        corrections: dict[str, Correction] = {
+            "current": linear[0],
+            "current_square": squares[0],
+            "along": linear[1],
+            "along_square": squares[1],
         }
         names, weight_of_g0 = self.needs.coefficients, f - leave_one_out(f)
         corrections = {name: r for name, r in corrections.items() if name in names}
@@ -192,9 +195,12 @@ class QuadraticDoubleCV(LinearEstimator):
 
 
 def _squares_on_paths(
-    q: Distribution, G: Float[Array, "K *logits"], score: Float[Array, "K *logits"], inverse: Float[Array, "K *batch"]
-) -> tuple[Float[Array, "K K *batch"], Float[Array, "K *logits"]]:
-    r"""Return the compensators of the squared terms on paths, and the correction of the current sample's one.
+    q: Distribution,
+    G: Float[Array, "K *logits"],
+    score: Float[Array, "K *logits"],
+    weights: tuple[Float[Array, "K *batch"], Float[Array, "K *batch"]],
+) -> tuple[Float[Array, "K K *batch"], tuple[Float[Array, "K *logits"], Float[Array, "K *logits"]]]:
+    r"""Return the compensators of the squared terms on paths, and two weighted corrections of the current sample's one.
 
     On its own path the square :math:`P_{kj}^2` has the compensator :math:`n_{kj} = \sum_t G_{jt}^T M_{kt} G_{jt}`, and
 
@@ -205,16 +211,18 @@ def _squares_on_paths(
     """
     assert isinstance(q, Path)
     xp, K = q.xp, G.shape[0]
-    compensators, correction = [], xp.zeros_like(G)
+    compensators, first, second = [], xp.zeros_like(G), xp.zeros_like(G)
     for j in range(K):
         others = xp.broadcast_to(G[j][None], tuple(G.shape))
         product = q.covariance_product(others)
         compensators.append(q.dot(others, product))
         mean = q.score_square_moment(others) + 2 * product * q.sum_of_earlier(others * score)
         is_other = xp.asarray([float(k != j) for k in range(K)], dtype=G.dtype, device=device(G))
-        weight = xp.reshape(is_other, (K, *(1,) * (inverse.ndim - 1))) * inverse[j]
-        correction = correction + q.scale(weight, mean)
-    return xp.stack(compensators, axis=1), correction / (K * (K - 1))
+        is_other = xp.reshape(is_other, (K, *(1,) * (weights[0].ndim - 1)))
+        first = first + q.scale(is_other * weights[0][j], mean)
+        second = second + q.scale(is_other * weights[1][j], mean)
+    pairs = K * (K - 1)
+    return xp.stack(compensators, axis=1), (first / pairs, second / pairs)
 
 
 class _PairMeans(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from doublecv.arrays import Array, namespace
+from doublecv.arrays import Array, at_most, namespace
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -133,5 +133,5 @@ def unit_of_bounded(state: Mapping[str, Any]) -> Float[Array, ""]:
     follows sooner. If the last step was far smaller than usual, f may have become smaller, and the unit is 0.
     """
     xp, peak = namespace(state["log_peak"]), state["log_peak"]
-    unit = xp.exp((state["log_scale"] + xp.clip(peak, None, 0)) / 2)
+    unit = xp.exp((state["log_scale"] + at_most(peak, 0)) / 2)
     return xp.where(state["log_own"] < FALL, xp.zeros_like(unit), unit)
