@@ -45,7 +45,7 @@ kept, such as a hidden layer, is not seen: PyTorch adds up the gradients that re
 from.
 """
 
-ALWAYS, EVERY = 64, 8
+ALWAYS, EVERY = 64, 20
 """The running averages of coefficients move in the first `ALWAYS` backward passes, and later less often, from `ALWAYS`
 times `EVERY` passes on in every `EVERY`-th one.
 
@@ -79,7 +79,8 @@ class Expectation(nn.Module):
 
     The numbers that the estimator learns are parameters of this module: hand `expectation.parameters()` to an optimizer
     together with the model's. Running averages are buffers, which move by themselves in the backward pass while the
-    module is in training mode, as those of batch normalization do; after the first 32 passes, in every fourth.
+    module is in training mode, as those of batch normalization do: in every pass at first, and from 1,280 passes on in
+    every twentieth.
 
     From one forward and one backward pass of f, `backward` gives
 
