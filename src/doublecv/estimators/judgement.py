@@ -175,6 +175,7 @@ def choose(
     sums: Float[Array, "m s"],
     bits: Float[Array, ""],
     entropy: Float[Array, ""],
+    certainty: Float[Array, ""],
     system: System,
 ) -> tuple[Float[Array, "n"], Float[Array, "j n"]]:
     """Return the coefficients and the new candidates, from the judgement of the former candidates.
@@ -184,6 +185,7 @@ def choose(
         sums: the sums of every memory.
         bits: the number of bits of an x.
         entropy: the entropy of x in bits, which takes the place of their number for bounded control variates.
+        certainty: the share of sets with bounded control variates that may be used in the next step.
         system: the coefficients that are solved for.
     """
     xp, (count, n), memories = namespace(sums), judged.shape, len(MEMORIES)
@@ -227,6 +229,8 @@ def choose(
     taking_part = (gain > 0) & ((of_bounded == 0) | (highest > of_others))
     share = xp.where(taking_part, xp.exp(support - highest), xp.zeros_like(gain))
     share = xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
+    # All coefficients of the set, because they compensate for each other.
+    share = xp.where(of_bounded > 0, certainty * share, share)
 
     unexplained = at_most(at_least(left_over[-1] + learned / (held + TINY), 0), 1)
     ridge = xp.reshape(unexplained / (held + TINY), (memories, -1))

@@ -34,8 +34,9 @@ use earlier steps only, so the estimate stays unbiased.
 
 Every step is measured in units of the running scale of :math:`g_0` (:mod:`doublecv.estimators.scale`), so the scale of
 f does not matter. **Bounded** control variates do not become larger or smaller with f. Their coefficients are learned
-in units of that scale and used in units that also follow sudden falls of f. No outcome makes them very large, so they
-are trusted sooner than the others, but only where they are clearly better, and B is the entropy of x in bits for them.
+in units of that scale. No outcome makes them very large, so they are trusted sooner than the others, with the entropy
+of x in bits as B. But they would be too large where f has become smaller at once, so they are used only where they are
+clearly better, and less after a step that was smaller than the scale.
 :mod:`doublecv.estimators.judgement` has the candidates and their weights.
 
 The statistics are sums over batch elements: those of several calls, of the parts of a vmap or of several devices add
@@ -57,7 +58,7 @@ from doublecv.arrays import Array, matrix_product, namespace
 from doublecv.distributions import Distribution, event_bits, event_size
 from doublecv.estimators.judgement import MEMORIES, System, choose, shapes
 from doublecv.estimators.parts import Parts
-from doublecv.estimators.scale import TINY, follow, unit_of_bounded
+from doublecv.estimators.scale import TINY, certainty_of_scale, follow
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -195,9 +196,10 @@ def advance(
     decay = array(MEMORIES)
     moved = {"sums": (decay[:, None] * sums + step) * conversion, "steps": decay * averages["steps"] + one}
     bits, entropy = (statistics[name] / safe_weight for name in ("bits", "entropy" if system.bounded else "bits"))
-    chosen, candidates = choose(averages["candidates"], moved["sums"], bits, entropy, system)
+    certainty = certainty_of_scale(scale)
+    chosen, candidates = choose(averages["candidates"], moved["sums"], bits, entropy, certainty, system)
     if system.bounded:
-        chosen = chosen * xp.where(has_unit[1:], xp.ones_like(chosen), unit_of_bounded(scale.state))
+        chosen = chosen * xp.where(has_unit[1:], xp.ones_like(chosen), xp.exp(scale.state["log_scale"] / 2))
     moved |= {"coefficients": chosen, "candidates": candidates}
     sane = usable & xp.all(xp.isfinite(candidates)) & xp.all(xp.isfinite(chosen))
     return {name: xp.where(sane, value, averages[name]) for name, value in moved.items()} | scale.state

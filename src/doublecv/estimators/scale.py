@@ -126,12 +126,12 @@ def follow(
     return Followed(state, moved_by, jump, jumped, starting, measured, plausible)
 
 
-def unit_of_bounded(state: Mapping[str, Any]) -> Float[Array, ""]:
-    """Return the unit of coefficients whose control variates have none: the root of the scale, or of the recent peak.
+def certainty_of_scale(scale: Followed) -> Float[Array, ""]:
+    """Return the share, from 0 to 1, of control variates that rely on the scale of earlier steps.
 
-    The scale follows a fall of f over tens of steps, in which such control variates would be too large; the peak
-    follows sooner. If the last step was far smaller than usual, f may have become smaller, and the unit is 0.
+    If the last step was smaller than the scale, f may have become smaller, and the share is as small. It is 0 if that
+    step was far smaller than usual or says nothing.
     """
-    xp, peak = namespace(state["log_peak"]), state["log_peak"]
-    unit = xp.exp((state["log_scale"] + at_most(peak, 0)) / 2)
-    return xp.where(state["log_own"] < FALL, xp.zeros_like(unit), unit)
+    log_own = scale.state["log_own"]
+    xp, share = namespace(log_own), namespace(log_own).exp(at_most(log_own, 0) / 2)
+    return xp.where(scale.measured & (log_own > FALL), share, xp.zeros_like(share))
