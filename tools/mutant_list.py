@@ -342,9 +342,9 @@ MUTANTS = [
     Mutant("estimators/judgement.py", "Trust(caution=0.04", "Trust(caution=0.0004", f"{MOMENTS} -k rare_outcomes"),
     Mutant("estimators/judgement.py", "HANDICAP = 0.2", "HANDICAP = 50.0", f"{MOMENTS} -k bounded"),
     Mutant(
-        "estimators/scale.py",
-        "] < FALL, xp.zeros_like(unit)",
-        "] < 100 * FALL, xp.zeros_like(unit)",
+        "estimators/judgement.py",
+        "certainty * _shares(",
+        "_shares(",
         f"{MOMENTS} -k much_smaller",
     ),
     Mutant("estimators/quadratic.py", "along**2 - compensator * of_direction**2", "along**2 - 1", PATHS),

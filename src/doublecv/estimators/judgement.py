@@ -70,6 +70,9 @@ HANDICAP = 0.2
 """What is left over by a set with bounded control variates must be smaller by this share than what others leave over.
 They rely on the scale of earlier steps and would be too large in a step in which f becomes much smaller at once."""
 
+BARRED = 1e6
+"""The support of a candidate that takes no part is the negative of this number."""
+
 LEAST_RIDGE = 1e-8
 """The smallest ridge on the unit diagonal of the system; ten rounding errors if that is more."""
 
@@ -222,20 +225,24 @@ def choose(
     too_few_judged = at_most(JUDGED_NUMBERS * numbers / (elements + TINY), 1e3)
     penalty = PRIOR * (too_few_held**2 + of_set * (1 + too_few_judged**2))
     support = (gain - HANDICAP * of_bounded * (1 - gain)) * elements - penalty
-    highest = at_least(xp.max(support), 0)
+    without = _shares(xp.where(of_bounded > 0, xp.zeros_like(support) - BARRED, support), gain, factor)
     # Even a small share of a bounded set would do harm if f became a million times smaller; where others are as good,
-    # only these are used.
+    # only these are used, and also where the scale is not certain.
     of_others = at_least(xp.max(xp.where(of_bounded > 0, xp.zeros_like(support), support)), 0)
-    taking_part = (gain > 0) & ((of_bounded == 0) | (highest > of_others))
-    share = xp.where(taking_part, xp.exp(support - highest), xp.zeros_like(gain))
-    share = xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
-    # All coefficients of the set, because they compensate for each other.
-    share = xp.where(of_bounded > 0, certainty * share, share)
+    share = xp.where(xp.max(support) > of_others, certainty * _shares(support, gain, factor), certainty * without)
+    share = share + (1 - certainty) * without
 
     unexplained = at_most(at_least(left_over[-1] + learned / (held + TINY), 0), 1)
     ridge = xp.reshape(unexplained / (held + TINY), (memories, -1))
     candidates = xp.reshape(_solve(now, ridge, system), (count, n))
     return xp.sum(share[:, None] * candidates, axis=0), candidates
+
+
+def _shares(support: Float[Array, "m j"], gain: Float[Array, "m j"], factor: Float[Array, "m j"]) -> Float[Array, "j"]:
+    """Return the share of every candidate, its factor included, in a choice between all of them and RLOO."""
+    xp, highest = namespace(support), at_least(namespace(support).max(support), 0)
+    share = xp.where(gain > 0, xp.exp(support - highest), xp.zeros_like(gain))
+    return xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
 
 
 @cache

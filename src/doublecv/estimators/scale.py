@@ -30,6 +30,10 @@ SLOWEST_FALL = log(0.1)
 """The smallest logarithm of g0 . g0, relative to the running scale, that the scale of a linear estimator follows in
 proportion: nearly all steps of an almost certain variable have a tiny g0, and the few others make the variance."""
 
+SMALL, LOG_USUAL = log(1e-3), log(4)
+"""The logarithm of g0 . g0, relative to the running scale, below which the next step does not rely on the scale, and
+how much smaller than the scale its recent peak usually is."""
+
 PEAK_DECAY = 0.5
 """How much the logarithm of the largest recent g0 . g0 decreases per step."""
 
@@ -50,6 +54,7 @@ class Followed(NamedTuple):
         jumped: whether there was such a part.
         starting: whether the scale is still the mean over all steps.
         measured: whether g0 was more than a rounding error.
+        differs: whether g0 was not 0.
         plausible: whether the step is not an outlier.
     """
 
@@ -59,6 +64,7 @@ class Followed(NamedTuple):
     jumped: Bool[Array, ""]
     starting: Bool[Array, ""]
     measured: Bool[Array, ""]
+    differs: Bool[Array, ""]
     plausible: Bool[Array, ""]
 
 
@@ -123,15 +129,16 @@ def follow(
         "log_own": xp.where(measured, log_own - moved_by, averages["log_own"]),
         "log_peak": peak - moved_by,
     }
-    return Followed(state, moved_by, jump, jumped, starting, measured, plausible)
+    return Followed(state, moved_by, jump, jumped, starting, measured, own > 0, plausible)
 
 
 def certainty_of_scale(scale: Followed) -> Float[Array, ""]:
     """Return the share, from 0 to 1, of control variates that rely on the scale of earlier steps.
 
-    If the last step was smaller than the scale, f may have become smaller, and the share is as small. It is 0 if that
-    step was far smaller than usual or says nothing.
+    If the recent steps were all far smaller than the scale, f may have become smaller, and the share is as small. It is
+    0 if the last step was below `SMALL` or if all its samples had the same f, so that it says nothing.
     """
-    log_own = scale.state["log_own"]
-    xp, share = namespace(log_own), namespace(log_own).exp(at_most(log_own, 0) / 2)
-    return xp.where(scale.measured & (log_own > FALL), share, xp.zeros_like(share))
+    log_own, log_peak = scale.state["log_own"], scale.state["log_peak"]
+    xp = namespace(log_own)
+    share = xp.exp(at_most(log_peak + LOG_USUAL, 0) / 2)
+    return xp.where(scale.differs & (log_own > SMALL), share, xp.zeros_like(share))
