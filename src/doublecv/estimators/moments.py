@@ -123,7 +123,7 @@ def statistics(
     counts = weight > 0
     stacked = xp.astype(parts.stack(names), dtype)
     # The parts in units of the running scale; bounded control variates have no unit.
-    powers = xp.asarray(system.powers, dtype=dtype, device=device(candidates))
+    powers = xp.asarray(system.powers, dtype=stacked.dtype, device=device(stacked))
     amplitude = xp.exp(-averages["log_scale"] * powers) / size**0.5
     stacked = stacked * xp.reshape(amplitude, (-1, *(1,) * (stacked.ndim - 1)))
     # The event axes are the last ones, so that the weight broadcasts from the batch axes.
