@@ -118,10 +118,11 @@ class SquareNotCorrected(dcv.QuadraticDoubleCV):
     """The quadratic form without its second correction."""
 
     def parts(self, q, evaluation):
-        g0, h = super().parts(q, evaluation).vectors()
+        parts = super().parts(q, evaluation)
+        g0, h = parts.vectors()
         n = q.dot(evaluation.df, q.covariance_product(evaluation.df))
         dropped = q.xp.mean(q.scale(1 / n, q.score_square_moment(evaluation.df)), axis=0)
-        return Vectors(q, g0, h | {"current_square": h["current_square"] + dropped})
+        return Vectors(q, g0, h | {"current_square": h["current_square"] + dropped}, norm=parts.norm)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ class Evaluation:
         expected_f: the exact mean of f under q.
         control: the estimator's own control variate at its relaxed points.
         dcontrol: the gradient of `control` in the logits.
+        floor: the floor of the norm of df (see `doublecv.estimators.norm`), which earlier steps determine.
     """
 
     x: Float[Array, "K *logits"]
@@ -34,6 +35,7 @@ class Evaluation:
     expected_f: Float[Array, "*batch"] | None = None
     control: Float[Array, "relaxed *batch"] | None = None
     dcontrol: Float[Array, "relaxed *logits"] | None = None
+    floor: Float[Array, ""] | None = None
 
     def __post_init__(self) -> None:
         register_where_jax_is_in_use(self, *FIELDS)

@@ -66,13 +66,6 @@ FEW_BITS = 2.5
 """With an entropy of B bits, `caution` of bounded control variates is `1 + (FEW_BITS / B)^4` times as large: along few
 variables that are almost certain, a rare outcome is far from the others."""
 
-HANDICAP = 0.2
-"""What is left over by a set with bounded control variates must be smaller by this share than what others leave over.
-They rely on the scale of earlier steps and would be too large in a step in which f becomes much smaller at once."""
-
-BARRED = 1e6
-"""The support of a candidate that takes no part is the negative of this number."""
-
 LEAST_RIDGE = 1e-8
 """The smallest ridge on the unit diagonal of the system; ten rounding errors if that is more."""
 
@@ -85,7 +78,7 @@ class System(NamedTuple):
         direction: coefficients u of which the best multiple is a candidate; None if there are none. A single
             coefficient is its own direction, without a limit of the multiple.
         sets: coefficients, by index, that are solved for together while the others are 0. Each set is a candidate.
-        bounded: the coefficients, by index, whose control variates do not become larger or smaller with f.
+        bounded: the coefficients, by index, of control variates with the direction of the gradient.
     """
 
     number: int
@@ -104,9 +97,9 @@ class System(NamedTuple):
         return len(MEMORIES) * (self.has_multiple + len(self.sets))
 
     @property
-    def powers(self) -> Float[np.ndarray, "1+n"]:
-        """Return, for g0 and every control variate, the power of the mean square of f that it is proportional to."""
-        return _powers(self)
+    def is_bounded(self) -> Float[np.ndarray, "1+n"]:
+        """Return, for g0 and every control variate, 1 if it is bounded and 0 if it is not."""
+        return _is_bounded(self)
 
     @property
     def members(self) -> Float[np.ndarray, "sets n"]:
@@ -131,8 +124,8 @@ class System(NamedTuple):
 
 # A named tuple has no cache of its own, and NumPy takes longer to make these arrays than to use them.
 @cache
-def _powers(system: System) -> Float[np.ndarray, "1+n"]:
-    return np.array([0.5, *(0.0 if index in system.bounded else 0.5 for index in range(system.number))])
+def _is_bounded(system: System) -> Float[np.ndarray, "1+n"]:
+    return np.array([0.0, *(float(index in system.bounded) for index in range(system.number))])
 
 
 @cache
@@ -178,7 +171,6 @@ def choose(
     sums: Float[Array, "m s"],
     bits: Float[Array, ""],
     entropy: Float[Array, ""],
-    certainty: Float[Array, ""],
     system: System,
 ) -> tuple[Float[Array, "n"], Float[Array, "j n"]]:
     """Return the coefficients and the new candidates, from the judgement of the former candidates.
@@ -188,7 +180,6 @@ def choose(
         sums: the sums of every memory.
         bits: the number of bits of an x.
         entropy: the entropy of x in bits, which takes the place of their number for bounded control variates.
-        certainty: the share of sets with bounded control variates that may be used in the next step.
         system: the coefficients that are solved for.
     """
     xp, (count, n), memories = namespace(sums), judged.shape, len(MEMORIES)
@@ -224,25 +215,15 @@ def choose(
     too_few_held = at_most(HELD_NUMBERS * numbers / (held + TINY), 1e3)
     too_few_judged = at_most(JUDGED_NUMBERS * numbers / (elements + TINY), 1e3)
     penalty = PRIOR * (too_few_held**2 + of_set * (1 + too_few_judged**2))
-    support = (gain - HANDICAP * of_bounded * (1 - gain)) * elements - penalty
-    without = _shares(xp.where(of_bounded > 0, xp.zeros_like(support) - BARRED, support), gain, factor)
-    # Even a small share of a bounded set would do harm if f became a million times smaller; where others are as good,
-    # only these are used, and also where the scale is not certain.
-    of_others = at_least(xp.max(xp.where(of_bounded > 0, xp.zeros_like(support), support)), 0)
-    share = xp.where(xp.max(support) > of_others, certainty * _shares(support, gain, factor), certainty * without)
-    share = share + (1 - certainty) * without
+    support = gain * elements - penalty
+    highest = at_least(xp.max(support), 0)
+    share = xp.where(gain > 0, xp.exp(support - highest), xp.zeros_like(gain))
+    share = xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
 
     unexplained = at_most(at_least(left_over[-1] + learned / (held + TINY), 0), 1)
     ridge = xp.reshape(unexplained / (held + TINY), (memories, -1))
     candidates = xp.reshape(_solve(now, ridge, system), (count, n))
     return xp.sum(share[:, None] * candidates, axis=0), candidates
-
-
-def _shares(support: Float[Array, "m j"], gain: Float[Array, "m j"], factor: Float[Array, "m j"]) -> Float[Array, "j"]:
-    """Return the share of every candidate, its factor included, in a choice between all of them and RLOO."""
-    xp, highest = namespace(support), at_least(namespace(support).max(support), 0)
-    share = xp.where(gain > 0, xp.exp(support - highest), xp.zeros_like(gain))
-    return xp.sum(factor * share, axis=0) / (xp.sum(share) + xp.exp(-highest))
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
@@ -56,7 +56,10 @@ class LinearEstimator(Estimator):
 
     @property
     def bounded(self) -> tuple[str, ...]:
-        """Return the coefficients whose control variates do not become larger or smaller with f."""
+        """Return the coefficients of control variates with the direction of the gradient of f, not its length.
+
+        They are learned in units of its running norm (see `doublecv.estimators.norm`).
+        """
         return ()
 
     @property
@@ -105,6 +108,8 @@ class LinearEstimator(Estimator):
         context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         r"""Compute :math:`g_0 + \sum_i c_i h_i`."""
+        if self.bounded and learned.averages:
+            evaluation = replace(evaluation, floor=detach(learned.averages["floor"]))
         parts = self.parts(q, evaluation)
         estimate = parts.combine(self.coefficients(learned))
         if not learned.averages:

@@ -33,11 +33,9 @@ use earlier steps only, so the estimate stays unbiased.
    which leaves :math:`g_0`, RLOO.
 
 Every step is measured in units of the running scale of :math:`g_0` (:mod:`doublecv.estimators.scale`), so the scale of
-f does not matter. **Bounded** control variates do not become larger or smaller with f. Their coefficients are learned
-in units of that scale. No outcome makes them very large, so they are trusted sooner than the others, with the entropy
-of x in bits as B. But they would be too large where f has become smaller at once, so they are used only where they are
-clearly better, and less after a step that was smaller than the scale.
-:mod:`doublecv.estimators.judgement` has the candidates and their weights.
+f does not matter. **Bounded** control variates have the direction of the gradient of f and the length of its running
+norm (:mod:`doublecv.estimators.norm`). No outcome makes them very large, so they are trusted sooner than the others,
+with the entropy of x in bits as B. :mod:`doublecv.estimators.judgement` has the candidates and their weights.
 
 The statistics are sums over batch elements: those of several calls, of the parts of a vmap or of several devices add
 up. If they are averaged over n devices where they should be added up, the judgement takes the batch to be n times
@@ -54,11 +52,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from array_api_compat import device
 
-from doublecv.arrays import Array, matrix_product, namespace
+from doublecv.arrays import Array, at_least, matrix_product, namespace
 from doublecv.distributions import Distribution, event_bits, event_size
+from doublecv.estimators import norm
 from doublecv.estimators.judgement import MEMORIES, System, choose, shapes
 from doublecv.estimators.parts import Parts
-from doublecv.estimators.scale import TINY, certainty_of_scale, follow
+from doublecv.estimators.scale import TINY, follow
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -86,13 +85,15 @@ def start(system: System) -> dict[str, Any]:
         "log_excess": np.zeros(()),
         "log_own": np.zeros(()),
         "log_peak": np.zeros(()),
+        **(norm.start() if system.bounded else {}),
     }
 
 
 def empty_statistics(system: System) -> dict[str, Any]:
     """Return the statistics of no batch element."""
     names = ("weight", "bits", *(("entropy",) if system.bounded else ()))
-    return {"sums": np.zeros(sum(map(prod, shapes(system)))), **{name: np.zeros(()) for name in names}}
+    empty = {"sums": np.zeros(sum(map(prod, shapes(system)))), **{name: np.zeros(()) for name in names}}
+    return empty | norm.empty_statistics() if system.bounded else empty
 
 
 def coefficients(averages: Mapping[str, Any]) -> Float[Array, "n"]:
@@ -122,9 +123,10 @@ def statistics(
     weight, size = xp.astype(weight, dtype), event_size(q)
     counts = weight > 0
     stacked = xp.astype(parts.stack(names), dtype)
-    # The parts in units of the running scale; bounded control variates have no unit.
-    powers = xp.asarray(system.powers, dtype=stacked.dtype, device=device(stacked))
-    amplitude = xp.exp(-averages["log_scale"] * powers) / size**0.5
+    # The parts in units of the running scale; bounded control variates have the unit of the running norm.
+    is_bounded = xp.asarray(system.is_bounded, dtype=dtype, device=device(stacked))
+    log_unit = is_bounded * averages["log_unit"] if system.bounded else is_bounded
+    amplitude = xp.exp((log_unit - averages["log_scale"]) / 2) / size**0.5
     stacked = stacked * xp.reshape(amplitude, (-1, *(1,) * (stacked.ndim - 1)))
     # The event axes are the last ones, so that the weight broadcasts from the batch axes.
     stacked = xp.where(counts[(..., *(None,) * q.event_axes)], stacked, xp.zeros_like(stacked))
@@ -144,6 +146,8 @@ def statistics(
     if system.bounded:
         entropy = xp.where(counts, xp.astype(q.visited_entropy(), dtype), xp.zeros_like(weight))
         statistics["entropy"] = xp.sum(weight * entropy) / log(2)
+        assert parts.norm is not None
+        statistics |= norm.statistics(averages, xp.astype(parts.norm, dtype), weight)
     return statistics
 
 
@@ -169,7 +173,7 @@ def advance(
         return xp.asarray(np.asarray(values, dtype=float), dtype=sums.dtype, device=device(sums))
 
     # The squares of the parts: every (n + 2)-th product is on the diagonal.
-    has_unit = array(system.powers) > 0
+    has_unit = array(system.is_bounded) == 0
     squares, earlier = (
         xp.where(has_unit, products[: (1 + n) ** 2 : n + 2], array(np.zeros(1 + n)))
         for products in (raw / safe_weight, sums[-1] / xp.where(known, steps, one))
@@ -183,41 +187,42 @@ def advance(
     unit = xp.where(known, xp.exp(-scale.jump), 1 / xp.where(scale.measured, own, one))
     too_large = xp.where(known, own * unit / (LARGEST * earlier[0] + TINY), zero)
     share = safe_weight * xp.where(too_large > 1, too_large, one)
-    powers, orders, of_products = (array(values) for values in _exponents(system))
-    step = xp.where(usable, raw, xp.zeros_like(raw)) * unit**powers / share**orders
+    orders, of_norm, of_products = (array(values) for values in _exponents(system))
+    step = xp.where(usable, raw, xp.zeros_like(raw)) * (unit / share) ** orders
+    conversion = xp.exp(-xp.where(scale.starting, scale.moved_by, zero) * orders)
+    log_unit, of_running_norm = array(np.zeros(n)), {}
     if system.bounded:
-        # The judged control variates are partly in the former unit.
-        step = xp.where(scale.jumped, step * of_products, step)
+        followed = norm.follow(averages, statistics["norms"], weight, at_least(scale.jump, 0))
+        log_unit, of_running_norm = array(system.is_bounded)[1:] * followed.state["log_unit"], followed.state
+        # The control variates that were judged in a step with a jump were partly in the former unit.
+        step = xp.where(scale.jumped, step * of_products, step) * xp.exp(followed.of_step * of_norm)
+        conversion = conversion * xp.exp(followed.of_earlier * of_norm)
     of_squares = 1 + 3 * system.candidates
     # The squares of the first step may have been rounded to 0; it counts as one element.
     squared = xp.where(known, step[-of_squares:], array(np.eye(1, of_squares)[0]))
     step = xp.concat([step[:-of_squares], squared])
-    conversion = xp.exp(-xp.where(scale.starting, scale.moved_by, zero) * powers)
     decay = array(MEMORIES)
     moved = {"sums": (decay[:, None] * sums + step) * conversion, "steps": decay * averages["steps"] + one}
     bits, entropy = (statistics[name] / safe_weight for name in ("bits", "entropy" if system.bounded else "bits"))
-    certainty = certainty_of_scale(scale)
-    chosen, candidates = choose(averages["candidates"], moved["sums"], bits, entropy, certainty, system)
-    if system.bounded:
-        chosen = chosen * xp.where(has_unit[1:], xp.ones_like(chosen), xp.exp(scale.state["log_scale"] / 2))
-    moved |= {"coefficients": chosen, "candidates": candidates}
+    chosen, candidates = choose(averages["candidates"], moved["sums"], bits, entropy, system)
+    moved |= {"coefficients": chosen * xp.exp(log_unit / 2), "candidates": candidates} | of_running_norm
     sane = usable & xp.all(xp.isfinite(candidates)) & xp.all(xp.isfinite(chosen))
     return {name: xp.where(sane, value, averages[name]) for name, value in moved.items()} | scale.state
 
 
 @cache
 def _exponents(system: System) -> tuple[Float[np.ndarray, "s"], Float[np.ndarray, "s"], Float[np.ndarray, "s"]]:
-    """Return, for all that is summed, the powers of the scale and of the weight, and 1 for what is not judged.
+    """Return, for all that is summed, the powers of the scale and of the norm, and 1 for what is not judged.
 
-    The candidates are judged as if all their control variates had the unit of f.
+    The powers of the scale are also those of the weight. Sums that are judged are not converted to another norm.
     """
-    powers, candidates = system.powers, system.candidates
-    judged, squares = np.ones(2 * candidates), np.ones(3 * candidates)
-    products = (powers[:, None] + powers).ravel()
-    of_scale = np.concatenate([products, 2 * powers[1:], judged, [2.0], 2 * squares])
-    of_weight = np.concatenate([np.ones(products.size + system.number), judged, [2.0], 2 * squares])
-    is_kept = np.concatenate([np.ones(products.size + system.number), 0 * judged, [1.0], 0 * squares])
-    return of_scale, of_weight, is_kept
+    bounded, candidates = system.is_bounded, system.candidates
+    products = (bounded[:, None] + bounded).ravel()
+    solved, judged, squares = np.ones(products.size + system.number), np.ones(2 * candidates), np.ones(3 * candidates)
+    of_scale = np.concatenate([solved, judged, [2.0], 2 * squares])
+    of_norm = np.concatenate([products / 2, bounded[1:], 0 * judged, [0.0], 0 * squares])
+    is_kept = np.concatenate([solved, 0 * judged, [1.0], 0 * squares])
+    return of_scale, of_norm, is_kept
 
 
 def _per_element(q: Distribution, weight: Array, a: Array, b: Array) -> Float[Array, "j *batch"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
@@ -26,9 +26,11 @@ class Parts(ABC):
 
     Attributes:
         q: the distribution.
+        norm: the norms of the gradients at the samples, where some parts have only their direction; None elsewhere.
     """
 
     q: Distribution
+    norm: Float[Array, "K *batch"] | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def vectors(self) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
@@ -54,6 +56,9 @@ class Parts(ABC):
     @abstractmethod
     def subsample(self, step: int) -> Self:
         """Return the parts of every `step`-th batch element."""
+
+    def _some_norms(self, step: int) -> Float[Array, "K some"] | None:
+        return None if self.norm is None else self.q.subsample_array(step, self.norm)
 
     @final
     def stack(self, names: Iterable[str]) -> Float[Array, "parts *logits"]:
@@ -104,7 +109,7 @@ class Vectors(Parts):
         h = {name: q.subsample_array(step, part, event_shape) for name, part in self.h.items()}
         g0 = q.subsample_array(step, self.g0, event_shape)
         size = None if self.size is None else partial(_subsampled, q, step, self.size)
-        return replace(self, q=q.subsample(step), g0=g0, h=h, size=size)
+        return replace(self, q=q.subsample(step), g0=g0, h=h, size=size, norm=self._some_norms(step))
 
 
 @final
@@ -297,6 +302,7 @@ class WeightedScores(Parts):
             weight_of_g0=q.subsample_array(step, self.weight_of_g0),
             weights={name: q.subsample_array(step, weight) for name, weight in self.weights.items()},
             corrections={name: _some(q, step, r) for name, r in self.corrections.items()},
+            norm=self._some_norms(step),
         )
 
     def _average(self, weight: Float[Array, "K *batch"]) -> Float[Array, "*logits"]:
@@ -344,7 +350,7 @@ class TabledScores(Parts):
         n, K, size = self.table.shape
         weights = self._weigh(self.table.reshape(n * K, size)).reshape(n, *self.weight_of_g0.shape)
         named = dict(zip(self.names, weights, strict=True))
-        return WeightedScores(self.q, self.score, self.weight_of_g0, named, self.corrections)
+        return WeightedScores(self.q, self.score, self.weight_of_g0, named, self.corrections, norm=self.norm)
 
     def _weigh(self, table: Float[Array, "rows entries"]) -> Float[Array, "rows elements"]:
         entries = self.entries.reshape(self.entries.shape[0], prod(self.q.batch_shape))
@@ -380,4 +386,5 @@ class TabledScores(Parts):
             weight_of_g0=q.subsample_array(step, self.weight_of_g0),
             entries=q.subsample_array(step, self.entries),
             corrections={name: _some(q, step, r) for name, r in self.corrections.items()},
+            norm=self._some_norms(step),
         )

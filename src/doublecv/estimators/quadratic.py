@@ -58,9 +58,10 @@ class QuadraticDoubleCV(LinearEstimator):
     :math:`n_j = E[(G_j^T (x - \mu))^2] = G_j^T M G_j`, :math:`\sqrt{N_j} = \sqrt{n_j} + \epsilon`,
     :math:`Q_{kj} = (P_{kj}^2 - n_j) / \sqrt{N_j}` and :math:`T(G) = E[s(x) (G^T (x - \mu))^2]`.
 
-    :math:`b_k` has the same terms with the direction of the gradient, :math:`D_j = G_j / \sqrt{N_j}`, in the place of
-    :math:`G_j`, without the squares of the sample's own and the norm. It does not become larger where f is steep, nor
-    does it vanish where f is flat. Its corrections are :math:`M D_j` and :math:`T(D_j)`.
+    :math:`b_k` has the same terms with the direction of the gradient, :math:`D_j = G_j / \max(\sqrt{N_j}, \ell)`, in
+    the place of :math:`G_j`, without the squares of the sample's own and the norm. It does not become larger where f is
+    steep, nor does it vanish where f is flat. Its corrections are :math:`M D_j` and :math:`T(D_j)`. The floor
+    :math:`\ell`, which is smaller than most :math:`\sqrt{N_j}`, is learned (`doublecv.estimators.norm`).
 
     It is unbiased because, given the other samples, :math:`E[P_{kj} s(x_k)] = M G_j` and
     :math:`E[Q_{kj} s(x_k)] = T(G_j) / \sqrt{N_j}`, which are the two corrections; given :math:`x_k`, :math:`P_{jk}` and
@@ -125,9 +126,10 @@ class QuadraticDoubleCV(LinearEstimator):
         # The norm only scales, so the estimate is unbiased whatever is added; 0 / 0 must be 0.
         norm, least = xp.sqrt(xp.clip(n, 0, None)), float(xp.finfo(n.dtype).smallest_normal)
         inverse = 1 / (norm + least**0.5)
+        floored = norm if evaluation.floor is None else xp.maximum(norm, xp.astype(evaluation.floor, norm.dtype))
         # A gradient whose square is rounded to 0 has no direction.
         has_direction = n > least / float(xp.finfo(n.dtype).eps)
-        of_direction = xp.where(has_direction, inverse, xp.zeros_like(inverse))
+        of_direction = xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(norm))
         if q.visited:
             compensator, squares = _squares_on_paths(q, G, score, (inverse, of_direction**2))
             linear = dot_correction(q, G), dot_correction(q, q.scale(of_direction, G))
@@ -148,9 +150,10 @@ class QuadraticDoubleCV(LinearEstimator):
         if isinstance(f, np.ndarray) and self.samples <= MAX_TABLED and not q.visited:
             shape = (self.samples**2, *f.shape[1:])
             entries = np.concatenate([*(pairs.reshape(shape) for pairs in (P, Q, along, along_square)), norm])
-            return TabledScores(q, score, weight_of_g0, self._table, entries, names, corrections)
+            return TabledScores(q, score, weight_of_g0, self._table, entries, names, corrections, norm=norm)
         weights = self._weights(P, Q, along, along_square, norm)
-        return WeightedScores(q, score, weight_of_g0, {name: weights[name] for name in names}, corrections)
+        weights = {name: weights[name] for name in names}
+        return WeightedScores(q, score, weight_of_g0, weights, corrections, norm=norm)
 
     def _weights(
         self,

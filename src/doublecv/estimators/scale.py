@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from doublecv.arrays import Array, at_most, namespace
+from doublecv.arrays import Array, namespace
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -29,10 +29,6 @@ FALL = log(1e-4)
 SLOWEST_FALL = log(0.1)
 """The smallest logarithm of g0 . g0, relative to the running scale, that the scale of a linear estimator follows in
 proportion: nearly all steps of an almost certain variable have a tiny g0, and the few others make the variance."""
-
-SMALL, LOG_USUAL = log(1e-3), log(4)
-"""The logarithm of g0 . g0, relative to the running scale, below which the next step does not rely on the scale, and
-how much smaller than the scale its recent peak usually is."""
 
 PEAK_DECAY = 0.5
 """How much the logarithm of the largest recent g0 . g0 decreases per step."""
@@ -89,7 +85,7 @@ def follow(
         steps: the effective number of earlier steps.
         sees_f: whether the control variates become smaller with f. If they do not, as the learned surrogate, the scale
             follows two small steps in a row at once.
-        bounded: whether other control variates have no unit, so that their coefficients must follow the scale.
+        bounded: whether there are also bounded control variates, for which steps after a fall of f must count as much.
     """
     xp, known = namespace(own), steps > 0
     one, zero = xp.ones_like(own), xp.zeros_like(own)
@@ -130,15 +126,3 @@ def follow(
         "log_peak": peak - moved_by,
     }
     return Followed(state, moved_by, jump, jumped, starting, measured, own > 0, plausible)
-
-
-def certainty_of_scale(scale: Followed) -> Float[Array, ""]:
-    """Return the share, from 0 to 1, of control variates that rely on the scale of earlier steps.
-
-    If the recent steps were all far smaller than the scale, f may have become smaller, and the share is as small. It is
-    0 if the last step was below `SMALL` or if all its samples had the same f, so that it says nothing.
-    """
-    log_own, log_peak = scale.state["log_own"], scale.state["log_peak"]
-    xp = namespace(log_own)
-    share = xp.exp(at_most(log_peak + LOG_USUAL, 0) / 2)
-    return xp.where(scale.differs & (log_own > SMALL), share, xp.zeros_like(share))
