@@ -280,8 +280,8 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/moments.py",
-        "unit**powers / share**orders",
-        "unit**powers / share",
+        "(unit / share) ** orders",
+        "unit**orders / share",
         f"{MOMENTS} -k neither_the_scale",
     ),
     Mutant(
@@ -316,8 +316,8 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/moments.py",
-        "xp.exp(-xp.where(scale.starting, scale.moved_by, zero) * powers)",
-        "xp.exp(-zero * powers)",
+        "xp.exp(-xp.where(scale.starting, scale.moved_by, zero) * orders)",
+        "xp.exp(-zero * orders)",
         f"{MOMENTS} -k used_soon",
     ),
     Mutant(
@@ -340,20 +340,31 @@ MUTANTS = [
         f"{MOMENTS} -k g0_as_before",
     ),
     Mutant("estimators/judgement.py", "Trust(caution=0.04", "Trust(caution=0.0004", f"{MOMENTS} -k rare_outcomes"),
-    Mutant("estimators/judgement.py", "HANDICAP = 0.2", "HANDICAP = 50.0", f"{MOMENTS} -k bounded"),
+    Mutant("estimators/norm.py", "DEPTH = 0.5", "DEPTH = 50.0", f"{MOMENTS} -k in_the_same_step"),
     Mutant(
-        "estimators/judgement.py",
-        "certainty * _shares(",
-        "_shares(",
+        "estimators/norm.py",
+        "CLEAR, DOUBT, MARGIN = 4.0, 2.0",
+        "CLEAR, DOUBT, MARGIN = 4e3, 2e3",
         f"{MOMENTS} -k much_smaller",
     ),
+    Mutant(
+        "estimators/norm.py",
+        "xp.exp((log_norm - DEPTH * variance) / 2)",
+        "0 * log_norm",
+        f"{MOMENTS} -k in_the_same_step",
+    ),
+    Mutant("estimators/norm.py", "rise + xp.where(first, moved_by, zero)", "rise", f"{MOMENTS} -k neither_the_scale"),
+    Mutant(
+        "estimators/norm.py", "norms[0] / xp.where(weight > 0, weight, one)", "one", f"{MOMENTS} -k without_a_gradient"
+    ),
+    Mutant("estimators/norm.py", "(norm > 0) & xp.isfinite(norm) & (weight > 0)", "(norm > 0)", f"{MOMENTS} -k add_up"),
     Mutant("estimators/quadratic.py", "along**2 - compensator * of_direction**2", "along**2 - 1", PATHS),
     Mutant("estimators/quadratic.py", "Average(of_direction, product)", "Average(inverse**2, product)", BATTERY),
     Mutant("estimators/quadratic.py", "Average(of_direction**2, moment)", "Average(of_direction, moment)", BATTERY),
     Mutant(
         "estimators/quadratic.py",
-        "xp.where(has_direction, inverse, xp.zeros_like(inverse))",
-        "inverse",
+        "xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(norm))",
+        "1 / (floored + least**0.5)",
         f"{MOMENTS} -k almost_0",
     ),
     Mutant(

@@ -262,8 +262,9 @@ class Estimator(ABC):
             raise TypeError(
                 f"learned must be the learned state of the estimator (state.learned), got {type(learned).__name__}"
             )
-        # Fixed coefficients, as `optimal_coefficients` returns them, take the place of those that are learned.
-        fixed = learned.numbers.keys() == set(self.needs.coefficients) and not learned.averages
+        # Fixed coefficients, as `optimal_coefficients` returns them, take the place of those that are learned, with the
+        # floor of the norm or without.
+        fixed = learned.numbers.keys() - {"floor"} == set(self.needs.coefficients) and not learned.averages
         if (self.needs.sized and q is None) or (fixed and not self.needs.sized):
             return
         wanted_names = self._names if q is None else self.init(q)

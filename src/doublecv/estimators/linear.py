@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import numpy as np
 
-from doublecv.arrays import Array, detach
+from doublecv.arrays import Array, detach, namespace
 from doublecv.distributions import Distribution
 from doublecv.estimators import moments
 from doublecv.estimators.base import Applied, Estimator, Learned
@@ -98,6 +98,19 @@ class LinearEstimator(Estimator):
         solved = moments.coefficients({name: detach(value) for name, value in learned.averages.items()})
         return {name: solved[index] for index, name in enumerate(names)}
 
+    @cached_property
+    def held_names(self) -> tuple[str, ...]:
+        """Return the names of the numbers that `hold` returns."""
+        return (*self.needs.coefficients, *(("floor",) if self.bounded else ()))
+
+    @final
+    def hold(self, averages: Mapping[str, Any]) -> Float[Array, "numbers"]:
+        """Return all numbers that the estimate takes from running averages; by name they are a learned state."""
+        solved = moments.coefficients(averages)
+        if not self.bounded:
+            return solved
+        return namespace(solved).concat([solved, averages["floor"][None]])
+
     @final
     def formula(
         self,
@@ -108,8 +121,8 @@ class LinearEstimator(Estimator):
         context: Float[Array, "*#batch features"] | None,
     ) -> Applied:
         r"""Compute :math:`g_0 + \sum_i c_i h_i`."""
-        if self.bounded and learned.averages:
-            evaluation = replace(evaluation, floor=detach(learned.averages["floor"]))
+        if self.bounded and "floor" in (known := learned.averages or learned.numbers):
+            evaluation = replace(evaluation, floor=detach(known["floor"]))
         parts = self.parts(q, evaluation)
         estimate = parts.combine(self.coefficients(learned))
         if not learned.averages:

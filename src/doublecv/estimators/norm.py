@@ -123,12 +123,19 @@ def follow(
 
     offset, error = averages["norm_offset"], xp.sqrt(averages["norm_variance"] / samples)
     of_step = share * (mean - offset)
-    of_recent = averages["norm_recent"] + RECENT * (of_step - share * averages["norm_recent"])
-    fallen = ~few & (of_step < -CLEAR * error)
-    changed = fallen | ~few & (xp.abs(of_recent) > CLEAR * ERROR_OF_RECENT * error)
-    moved_by = xp.where(changed, xp.where(fallen, of_step - MARGIN * error, of_recent), moved_by)
+    # One large step is no rise.
+    limited = xp.minimum(of_step, DOUBT * error)
+    of_recent = averages["norm_recent"] + RECENT * (limited - share * averages["norm_recent"])
+    of_both = ((of_step, error), (of_recent, ERROR_OF_RECENT * error))
+    fallen, falling = (below < -CLEAR * its_error for below, its_error in of_both)
+    rising = of_recent > CLEAR * ERROR_OF_RECENT * error
+    changed = ~few & (fallen | falling | rising)
+    # The mean of recent steps is still that of some steps before the fall.
+    fall = xp.minimum(of_step, of_recent) - MARGIN * ERROR_OF_RECENT * error
+    fall = xp.where(fallen, of_step - MARGIN * error, fall)
+    moved_by = xp.where(changed, xp.where(rising & ~fallen, of_recent, fall), moved_by)
     lowest = zero
-    for below, its_error in ((of_step, error), (of_recent, ERROR_OF_RECENT * error)):
+    for below, its_error in of_both:
         suspicion = at_most(at_least(-below / (its_error + TINY) - DOUBT, 0), 1)
         lowest = xp.minimum(lowest, suspicion * (below - MARGIN * its_error))
 

@@ -126,7 +126,9 @@ class QuadraticDoubleCV(LinearEstimator):
         # The norm only scales, so the estimate is unbiased whatever is added; 0 / 0 must be 0.
         norm, least = xp.sqrt(xp.clip(n, 0, None)), float(xp.finfo(n.dtype).smallest_normal)
         inverse = 1 / (norm + least**0.5)
-        floored = norm if evaluation.floor is None else xp.maximum(norm, xp.astype(evaluation.floor, norm.dtype))
+        floored = norm
+        if evaluation.floor is not None:
+            floored = xp.maximum(norm, xp.asarray(evaluation.floor, dtype=norm.dtype, device=device(norm)))
         # A gradient whose square is rounded to 0 has no direction.
         has_direction = n > least / float(xp.finfo(n.dtype).eps)
         of_direction = xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(norm))

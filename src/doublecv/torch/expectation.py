@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from doublecv.arrays import require_floating
 from doublecv.checks import check_estimator, check_function, check_pullback, check_sequential
 from doublecv.distributions import Distribution
-from doublecv.estimators import Estimator, Evaluation, Learned, LinearEstimator, moments
+from doublecv.estimators import Estimator, Evaluation, Learned, LinearEstimator
 from doublecv.sequential import Sequential
 from doublecv.torch.drawing import Drawn, draw_path, uniform
 from doublecv.torch.evaluating import (
@@ -206,18 +206,18 @@ class Expectation(nn.Module):
             return (value, aux) if has_aux else value
         numbers = leaves_of(learned.numbers, estimator, wide)
         # Copies, because the averages move in place and another backward pass may come.
-        coefficients: Tensor | None = None
+        fixed: Tensor | None = None
         averages: dict[str, Tensor] = {}
         statistics: dict[str, Any] = {}
         if isinstance(estimator, LinearEstimator) and learned.averages and not (following and self._is_observing()):
-            coefficients = moments.coefficients(learned.averages).clone()
+            fixed = estimator.hold(learned.averages).clone()
         else:
             averages = {name: value.detach().clone() for name, value in learned.averages.items()}
             statistics = learned.statistics
         held = Learned(numbers, averages, statistics)
         context = _held(context)
         side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
-        rule = Rule(estimator, q.with_logits, held, coefficients, pullback, self._report)
+        rule = Rule(estimator, q.with_logits, held, fixed, pullback, self._report)
         x, channel = sample(rule, side, q.logits, samples, parameters)
         # A copy, because f may change its argument in place.
         values, aux = checked(x.clone() if estimator.needs.gradient else samples.clone())

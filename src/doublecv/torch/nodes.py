@@ -12,7 +12,7 @@ from torch import Tensor
 from doublecv.arrays import log_mean_exp
 from doublecv.checks import differentiated_twice, missing_gradient
 from doublecv.distributions import Distribution, event_size
-from doublecv.estimators import Estimator, Evaluation, Learned
+from doublecv.estimators import Estimator, Evaluation, Learned, LinearEstimator
 from doublecv.torch.evaluating import Side, formulas, only_where
 from doublecv.torch.small import Step, is_small, small_backward, smallest_weight
 
@@ -122,7 +122,7 @@ class Rule:
         estimator: the estimator.
         family: a function from logits to the distribution.
         learned: the learned state that the estimate uses; its numbers are apart from the graph of the loss.
-        coefficients: the coefficients, where they are held fixed in this step, in the order of the estimator's needs.
+        fixed: the coefficients and the floor, where they are held fixed in this step, in the order of `held_names`.
         pullback: what is done to the estimate before the norm whose derivative the numbers receive, if anything.
         report: a function that is called with the statistics of the step.
         check: whether to verify that only the mean of f reaches the samples; it costs one more backward pass of f.
@@ -137,7 +137,7 @@ class Rule:
     estimator: Estimator
     family: Callable[[Tensor], Distribution]
     learned: Learned
-    coefficients: Float[Tensor, "n"] | None
+    fixed: Float[Tensor, "numbers"] | None
     pullback: Pullback | None
     report: Callable[[Mapping[str, Any]], None]
     check: bool = False
@@ -224,7 +224,7 @@ class _Sample(torch.autograd.Function):
             rule.gradient,
             side,
             rule.learned._replace(numbers=numbers),
-            rule.coefficients,
+            rule.fixed,
             dict(zip(numbers, parameters, strict=True)),
         )
         backward = small_backward if is_small(rule.estimator, rule.pullback, step) else _backward
@@ -263,9 +263,9 @@ def _backward(
     with torch.enable_grad():
         side = side.only_where(counts)
     learned = step.learned
-    if step.coefficients is not None:
-        fixed = dict(zip(estimator.needs.coefficients, step.coefficients.unbind(), strict=True))
-        learned = learned._replace(numbers=fixed)
+    if step.fixed is not None:
+        assert isinstance(estimator, LinearEstimator)
+        learned = learned._replace(numbers=dict(zip(estimator.held_names, step.fixed.unbind(), strict=True)))
     gradient, of_numbers, statistics = gradients(
         estimator, q, side.evaluation(samples, values, df), learned, weight, side.context, pullback
     )

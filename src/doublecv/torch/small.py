@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from doublecv.distributions import Distribution, event_size
-from doublecv.estimators import Estimator, Evaluation, Learned
+from doublecv.estimators import Estimator, Evaluation, Learned, LinearEstimator
 from doublecv.torch.evaluating import Side
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Step(NamedTuple):
         gradient: the gradient of f in x, where the objective is not the mean of f.
         side: what the estimator needs in addition to f at the samples.
         learned: the learned state that the estimate uses.
-        coefficients: the coefficients, where they are held fixed in this step, in the order of the estimator's needs.
+        fixed: the coefficients and the floor, where they are held fixed in this step, in the order of `held_names`.
         parameters: the parameters that receive the derivatives of the numbers, by name.
     """
 
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     gradient: Float[Tensor, "K *logits"] | None
     side: Side
     learned: Learned
-    coefficients: Float[Tensor, "n"] | None
+    fixed: Float[Tensor, "numbers"] | None
     parameters: Mapping[str, Tensor]
 
 
@@ -97,8 +97,9 @@ def small_backward(
             values, df = _only_where(counts, values), None if df is None else _only_where(counts, df)
             side = side._replace(**{name: _only_where(counts, getattr(side, name), 0) for name in AT_ELEMENTS})
         numbers, averages = ({name: array(value) for name, value in tree.items()} for tree in step.learned[:2])
-        if step.coefficients is not None:
-            numbers = dict(zip(estimator.needs.coefficients, step.coefficients.tolist(), strict=True))
+        if step.fixed is not None:
+            assert isinstance(estimator, LinearEstimator)
+            numbers = dict(zip(estimator.held_names, step.fixed.tolist(), strict=True))
         learned = Learned(numbers, averages, step.learned.statistics)
         evaluation = Evaluation(samples, values, df, *side[:5])
         applied = estimator.apply(q, evaluation, learned, np.abs(weight), side.context)
