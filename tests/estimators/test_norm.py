@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from test_moments import exact_ratio, network, run
 
 import doublecv as dcv
 from doublecv.estimators import Evaluation, norm
-from test_moments import exact_ratio, network, run
 
 
 def follow(averages, log_squares, rise=0.0):
