@@ -51,15 +51,15 @@ class Trust(NamedTuple):
 OF_MULTIPLE, OF_SET = Trust(caution=1.0, lower=1.0, unseen=2.0), Trust(caution=0.5, lower=0.6, unseen=2.0)
 """For the multiple of u, and for a set without bounded control variates."""
 
-OF_MIXED, OF_BOUNDED = Trust(caution=0.04, lower=0.4, unseen=1.0), Trust(caution=0.01, lower=0.4, unseen=1.0)
+OF_MIXED, OF_BOUNDED = Trust(caution=0.04, lower=0.2, unseen=0.5), Trust(caution=0.01, lower=0.2, unseen=0.5)
 """For a set of bounded and other control variates, and for bounded ones only: these cannot be much larger in an outcome
 that was not seen yet."""
 
-RARE = 2.0
+RARE = 1.0
 """With B bits per x, `lower` and `unseen` are `1 + RARE / B^2` times as large: few variables have few outcomes, and
 rare ones stay unseen for long."""
 
-PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 3.0, 4.0, 20.0
+PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 1.5, 4.0, 20.0
 r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate."""
 
 FEW_BITS = 2.5
