@@ -446,8 +446,8 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/surrogate.py",
-        'judged.averages["log_own"] < FALL',
-        'judged.averages["log_own"] < 20 * FALL',
+        'judged["log_own"] < FALL',
+        'judged["log_own"] < 20 * FALL',
         "tests/estimators/test_surrogate_factor.py -k left_out",
     ),
     Mutant("estimators/surrogate.py", "slope + across - diagonal * score\n", "slope + across\n", SURROGATE),

@@ -89,3 +89,23 @@ def test_a_surrogate_is_left_out_at_once_where_f_becomes_much_smaller():
     assert ratios[39] < 0.7
     assert ratios[40] == pytest.approx(1)
     assert ratios[44] < 1.05
+
+
+def test_the_base_leaves_out_bounded_control_variates_with_the_surrogate():
+    """Its residual is as large as the surrogate in the step in which f falls, and as small as f in the next one."""
+    estimator = dcv.LearnedSurrogate(dcv.QuadraticDoubleCV(samples=2))
+    q, rng = dcv.Bernoulli(logits=np.tile([0.2, -0.4, 1.0], (8, 1))), np.random.default_rng(0)
+    learned, is_bounded = (
+        estimator.init(q),
+        [name in estimator.base.bounded for name in estimator.base.needs.coefficients],
+    )
+    for step in range(61):
+        before, scale = learned.averages["coefficients"], 1e-6 if step == 60 else 1.0
+        x = estimator.draw(q, rng.random(estimator.noise_shape(q)))
+        evaluation = Evaluation(x, scale * quadratic(x), scale * quadratic_df(x))
+        applied = estimator.apply(q, evaluation, learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    after = learned.averages["coefficients"]
+    assert np.max(np.abs(before[is_bounded])) > 1e-3
+    assert np.all(after[is_bounded] == 0)
+    assert np.any(after != 0)

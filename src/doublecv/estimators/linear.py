@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import numpy as np
+from array_api_compat import device
 
 from doublecv.arrays import Array, detach, namespace
 from doublecv.distributions import Distribution
@@ -19,7 +20,7 @@ from doublecv.estimators.judgement import System
 from doublecv.estimators.parts import Parts
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 Learning = Literal["gradient", "moments"]
 
@@ -135,6 +136,20 @@ class LinearEstimator(Estimator):
     def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
         """Move the running averages by the statistics of one step."""
         return moments.advance(averages, statistics, self._system) if averages else {}
+
+    @final
+    def leave_out_bounded(self, averages: Mapping[str, Any], condition: Bool[Array, ""]) -> dict[str, Any]:
+        """Return averages whose bounded control variates are not used in the next step where the condition holds.
+
+        An estimator that wraps this one knows by it that f will be much smaller in the next step than in this one.
+        """
+        if not self.bounded:
+            return dict(averages)
+        solved = averages["coefficients"]
+        xp, names = namespace(solved), self.needs.coefficients
+        kept = np.array([float(name not in self.bounded) for name in names])
+        kept = xp.asarray(kept, dtype=solved.dtype, device=device(solved))
+        return {**averages, "coefficients": xp.where(condition, kept * solved, solved)}
 
 
 def fixed_coefficients(values: Mapping[str, Any]) -> Learned:

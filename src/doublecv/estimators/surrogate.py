@@ -17,11 +17,12 @@ from doublecv.estimators.averages import leave_one_out
 from doublecv.estimators.base import Applied, Estimator, Learned, Needs, not_an_estimator
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.judgement import System
+from doublecv.estimators.linear import LinearEstimator
 from doublecv.estimators.parts import WeightedScores
 from doublecv.estimators.scale import FALL
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 MAX_DIRECTIONS = 48
 """The largest number of directions that is chosen by itself: with 100 a step takes longer, and the variance is no lower
@@ -160,8 +161,7 @@ class LearnedSurrogate(Estimator):
         own_units = _fit(q, evaluation, own, context)
         fit = own_units.scale(unit)
         factor = xp.astype(xp.clip(judged.averages["coefficients"][0], 0, 1), unit.dtype)
-        # If f has just become much smaller, the surrogate is too large.
-        factor = xp.where(judged.averages["log_own"] < FALL, xp.zeros_like(factor), factor)
+        factor = xp.where(_has_fallen(judged.averages), xp.zeros_like(factor), factor)
         used = fit.scale(factor)
         base = self.base.formula(q, _residual(evaluation, used), of_base, weight, None)
         gradient = base.gradient + q.covariance_product(used.slope)
@@ -252,7 +252,16 @@ class LearnedSurrogate(Estimator):
         of_base, judged = _split(averages)
         statistics_of_base, statistics_judged = _split(statistics)
         judged = moments.advance(judged, statistics_judged, FACTOR, sees_f=False)
-        return self.base.advance(of_base, statistics_of_base) | _prefixed(judged)
+        of_base = self.base.advance(of_base, statistics_of_base)
+        if isinstance(self.base, LinearEstimator) and of_base:
+            # Without the surrogate, the residual of the next step is as small as f has become.
+            of_base = self.base.leave_out_bounded(of_base, _has_fallen(judged))
+        return of_base | _prefixed(judged)
+
+
+def _has_fallen(judged: Mapping[str, Any]) -> Bool[Array, ""]:
+    """Return whether f was much smaller in the last step than before, so that the surrogate is too large."""
+    return judged["log_own"] < FALL
 
 
 def _prefixed(tree: Mapping[str, Any]) -> dict[str, Any]:
