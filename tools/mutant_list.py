@@ -516,8 +516,8 @@ MUTANTS = [
         "scale = torch.where(counts, 1 / weight, 0)",
         TORCH_SMALL,
     ),
-    Mutant("torch/small.py", "step.coefficients.tolist()", "step.coefficients.abs().tolist()", TORCH_STATE),
-    Mutant("torch/nodes.py", "step.coefficients.unbind()", "step.coefficients.abs().unbind()", TORCH_STATE),
+    Mutant("torch/small.py", "step.fixed.tolist()", "step.fixed.abs().tolist()", TORCH_STATE),
+    Mutant("torch/nodes.py", "step.fixed.unbind()", "step.fixed.abs().unbind()", TORCH_STATE),
     Mutant("torch/small.py", "df = q.scale(K / weight, df)", "df = q.scale(1 / weight, df)", EQUALITY),
     Mutant(
         "torch/nodes.py",

@@ -55,7 +55,7 @@ OF_MIXED, OF_BOUNDED = Trust(caution=0.04, lower=0.2, unseen=0.5), Trust(caution
 """For a set of bounded and other control variates, and for bounded ones only: these cannot be much larger in an outcome
 that was not seen yet."""
 
-RARE = 1.0
+RARE = 1.5
 """With B bits per x, `lower` and `unseen` are `1 + RARE / B^2` times as large: few variables have few outcomes, and
 rare ones stay unseen for long."""
 
