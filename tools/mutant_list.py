@@ -28,6 +28,7 @@ CONCRETE = "tests/estimators/test_concrete.py tests/estimators/test_rebar.py"
 RELAX = "tests/estimators/test_relax.py"
 STEIN = "tests/estimators/test_stein.py tests/estimators/test_rodeo.py"
 MOMENTS = "tests/estimators/test_moments.py"
+NORM = "tests/estimators/test_norm.py"
 SURROGATE = "tests/estimators/test_surrogate.py"
 PATHS = "tests/test_paths.py"
 BOUND = "tests/estimators/test_bound.py"
@@ -340,24 +341,24 @@ MUTANTS = [
         f"{MOMENTS} -k g0_as_before",
     ),
     Mutant("estimators/judgement.py", "Trust(caution=0.04", "Trust(caution=0.0004", f"{MOMENTS} -k rare_outcomes"),
-    Mutant("estimators/norm.py", "DEPTH = 0.5", "DEPTH = 50.0", f"{MOMENTS} -k in_the_same_step"),
+    Mutant("estimators/norm.py", "DEPTH = 0.5", "DEPTH = 50.0", f"{NORM} -k in_the_same_step"),
     Mutant(
         "estimators/norm.py",
         "CLEAR, DOUBT, MARGIN = 4.0, 2.0",
         "CLEAR, DOUBT, MARGIN = 4e3, 2e3",
-        f"{MOMENTS} -k much_smaller",
+        f"{NORM} -k clear_fall",
     ),
     Mutant(
         "estimators/norm.py",
         "xp.exp((log_norm - DEPTH * variance) / 2)",
         "0 * log_norm",
-        f"{MOMENTS} -k in_the_same_step",
+        f"{NORM} -k in_the_same_step",
     ),
     Mutant("estimators/norm.py", "rise + xp.where(first, moved_by, zero)", "rise", f"{MOMENTS} -k neither_the_scale"),
     Mutant(
-        "estimators/norm.py", "norms[0] / xp.where(weight > 0, weight, one)", "one", f"{MOMENTS} -k without_a_gradient"
+        "estimators/norm.py", "norms[0] / xp.where(weight > 0, weight, one)", "one", f"{NORM} -k without_a_gradient"
     ),
-    Mutant("estimators/norm.py", "(norm > 0) & xp.isfinite(norm) & (weight > 0)", "(norm > 0)", f"{MOMENTS} -k add_up"),
+    Mutant("estimators/norm.py", "(norm > 0) & xp.isfinite(norm)", "norm > 0", f"{NORM} -k without_a_gradient"),
     Mutant("estimators/quadratic.py", "along**2 - compensator * of_direction**2", "along**2 - 1", PATHS),
     Mutant("estimators/quadratic.py", "Average(of_direction, product)", "Average(inverse**2, product)", BATTERY),
     Mutant("estimators/quadratic.py", "Average(of_direction**2, moment)", "Average(of_direction, moment)", BATTERY),

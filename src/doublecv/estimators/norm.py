@@ -73,11 +73,11 @@ def statistics(
 
     Args:
         averages: the running averages, with m.
-        norm: :math:`\sqrt{N_j}` at the samples. A sample with the norm 0 does not count.
+        norm: :math:`\sqrt{N_j}` at the samples. A sample whose norm is 0 or not finite does not count.
         weight: the weight of each batch element; w is the part of it that one of the K samples has.
     """
     xp, none = namespace(norm), namespace(norm).zeros_like(norm)
-    counts = (norm > 0) & xp.isfinite(norm) & (weight > 0)
+    counts = (norm > 0) & xp.isfinite(norm)
     y = 2 * xp.log(xp.where(counts, norm, none + 1)) - averages["log_norm"]
     w = xp.where(counts, weight / norm.shape[0] + none, none)
     return {"norms": xp.stack([xp.sum(term) for term in (w, w**2, w * y, w * y**2)])}
