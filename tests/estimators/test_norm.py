@@ -116,3 +116,10 @@ def test_what_is_held_in_a_step_gives_the_same_estimate_as_the_averages():
     evaluation = Evaluation(x, f(x), df(x))
     wanted = estimator.apply(q, evaluation, learned).gradient
     np.testing.assert_allclose(estimator.apply(q, evaluation, fixed).gradient, wanted, rtol=1e-12)
+
+
+def test_an_estimator_without_bounded_terms_refuses_a_floor():
+    estimator, q = dcv.DoubleCV(samples=2, learning="gradient"), dcv.Bernoulli(np.zeros((4, 5)))
+    evaluation = Evaluation(np.zeros((2, 4, 5)), np.zeros((2, 4)), np.zeros((2, 4, 5)))
+    with pytest.raises(ValueError, match="floor"):
+        estimator.apply(q, evaluation, dcv.Learned({"alpha": 0.1, "floor": 1.0}, {}, {}))

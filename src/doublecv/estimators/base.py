@@ -255,6 +255,11 @@ class Estimator(ABC):
             )
             raise TypeError(f"q must be a {wanted} for {name}, got {type(q).__name__}{remedy}")
 
+    @property
+    def held_names(self) -> tuple[str, ...]:
+        """Return the names of all numbers that fix the estimate without running averages."""
+        return self.needs.coefficients
+
     @final
     def check_learned(self, learned: Learned, q: Distribution | None = None) -> None:
         """Raise unless `learned` has the names of the result of `init`; q is needed where sizes come from it."""
@@ -262,9 +267,8 @@ class Estimator(ABC):
             raise TypeError(
                 f"learned must be the learned state of the estimator (state.learned), got {type(learned).__name__}"
             )
-        # Fixed coefficients, as `optimal_coefficients` returns them, take the place of those that are learned, with the
-        # floor of the norm or without.
-        fixed = learned.numbers.keys() - {"floor"} == set(self.needs.coefficients) and not learned.averages
+        # Fixed coefficients, as `optimal_coefficients` returns them, take the place of those that are learned.
+        fixed = learned.numbers.keys() in (set(self.needs.coefficients), set(self.held_names)) and not learned.averages
         if (self.needs.sized and q is None) or (fixed and not self.needs.sized):
             return
         wanted_names = self._names if q is None else self.init(q)

@@ -99,9 +99,9 @@ class LinearEstimator(Estimator):
         solved = moments.coefficients({name: detach(value) for name, value in learned.averages.items()})
         return {name: solved[index] for index, name in enumerate(names)}
 
-    @cached_property
+    @property
     def held_names(self) -> tuple[str, ...]:
-        """Return the names of the numbers that `hold` returns."""
+        """Return the names of the coefficients and, where some are bounded, of the floor."""
         return (*self.needs.coefficients, *(("floor",) if self.bounded else ()))
 
     @final

@@ -119,7 +119,9 @@ def statistics(
     if step > 1:
         parts, weight = parts.subsample(step), q.subsample_array(step, weight)
         q = parts.q
-    candidates, dtype = averages["candidates"], averages["candidates"].dtype
+    # A state in NumPy has a type that JAX may not have.
+    candidates = xp.asarray(averages["candidates"])
+    dtype = candidates.dtype
     weight, size = xp.astype(weight, dtype), event_size(q)
     counts = weight > 0
     stacked = xp.astype(parts.stack(names), dtype)
