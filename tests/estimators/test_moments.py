@@ -512,11 +512,12 @@ def test_the_ridge_of_one_coefficient_is_that_of_the_equation(steps):
     q, problem = dcv.Bernoulli(logits=np.array([0.3, -0.2, 0.8])), network(3)
     averages = run(dcv.DoubleCV(samples=2), q, *problem, steps)[-1].averages
     for memory, candidate in enumerate(averages["candidates"][:, 0]):
-        own, product, _, square, magnitude = averages["sums"][memory, :5]
-        elements = own**2 / averages["sums"][memory, 9]
+        _, product, _, square, magnitude = averages["sums"][memory, :5]
+        own, own_square = averages["sums"][memory, 9:11]
+        elements = own**2 / own_square
         long = averages["sums"][-1]
         with_g0, judged_square = long[5 + memory], long[7 + memory]
-        left_over = 1 - min(with_g0, 0) ** 2 / (judged_square * long[0]) if judged_square else 1
+        left_over = 1 - min(with_g0, 0) ** 2 / (judged_square * long[9]) if judged_square else 1
         ridge = judgement.RIDGE_OF_ONE * min(1, left_over + 1 / elements) / elements
         np.testing.assert_allclose(candidate, -product / (square + ridge * (square + magnitude)), rtol=1e-6)
 

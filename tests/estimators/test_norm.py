@@ -23,22 +23,44 @@ def follow_many(steps, mean=0.0, spread=1.0, seed=0, samples=(2, 4)):
     return averages
 
 
+def log_mean_norm(log_squares):
+    return 2 * np.log(np.mean(np.exp(np.asarray(log_squares) / 2)))
+
+
 def test_the_first_step_is_its_own_unit():
     followed = follow(norm.start(), [[1.0, 2.0], [3.0, 4.0]])
-    np.testing.assert_allclose(followed.state["log_norm"], 2.5)
-    np.testing.assert_allclose(followed.state["log_unit"], 2.5)
-    np.testing.assert_allclose(followed.of_step, 2.5)
+    z = log_mean_norm([1, 2, 3, 4])
+    np.testing.assert_allclose(followed.state["log_norm"], z)
+    np.testing.assert_allclose(followed.state["log_unit"], z)
+    np.testing.assert_allclose(followed.of_step, z)
+    np.testing.assert_allclose(followed.state["norm_offset"], 2.5 - z)
     np.testing.assert_allclose(followed.state["norm_variance"], np.var([1, 2, 3, 4], ddof=1))
-    assert followed.of_earlier == 0
+    assert followed.of_earlier == 0 and followed.state["norm_scatter"] == 0
 
 
 @pytest.mark.parametrize("spread", [0.3, 2.0])
 def test_the_running_norm_and_its_floor_are_those_of_the_samples(spread):
     averages = follow_many(400, mean=7.0, spread=spread)
-    np.testing.assert_allclose(averages["log_norm"], 7.0, atol=0.2 * spread)
+    steps = 7 + spread * np.random.default_rng(1).normal(size=(10_000, 8))
+    z = 2 * np.log(np.mean(np.exp(steps / 2), axis=1))
+    np.testing.assert_allclose(averages["log_norm"], z.mean(), atol=0.2 * spread)
+    np.testing.assert_allclose(averages["norm_scatter"], z.var(), rtol=0.3)
     np.testing.assert_allclose(averages["norm_variance"], spread**2, rtol=0.2)
-    wanted = (averages["log_norm"] - norm.DEPTH * averages["norm_variance"]) / 2
+    mean = averages["log_norm"] + averages["norm_offset"]
+    np.testing.assert_allclose(mean, 7, atol=0.2 * spread)
+    wanted = (mean - norm.DEPTH * averages["norm_variance"]) / 2
     np.testing.assert_allclose(np.log(averages["floor"]), wanted)
+
+
+def test_samples_where_f_is_flat_do_not_move_the_norm():
+    """The norm at most samples falls without end, as for a sigmoid that training makes small."""
+    averages, rng = follow_many(100, samples=(2, 10)), np.random.default_rng(1)
+    before = float(averages["log_norm"])
+    for step in range(100):
+        log_squares = rng.normal(size=(2, 10))
+        log_squares[:, 4:] -= step
+        averages = follow(averages, log_squares).state
+    assert before - 3 < averages["log_norm"] < before
 
 
 @pytest.mark.parametrize("missing", [-np.inf, np.inf, np.nan])
@@ -72,12 +94,32 @@ def test_several_small_steps_in_a_row_are_a_fall():
 
 def test_an_unusually_small_step_lowers_the_unit_of_the_next_step_only():
     averages = follow_many(200)
-    error = np.sqrt(averages["norm_variance"] / 8)
-    small = follow(averages, np.full((2, 4), averages["log_norm"] + averages["norm_offset"] - 3.0 * error)).state
-    assert small["log_unit"] < averages["log_norm"] - 3 * error
-    assert small["log_norm"] > averages["log_norm"] - 0.5 * error
+    deviation = np.sqrt(averages["norm_scatter"])
+    small = follow(averages, np.full((2, 4), averages["log_norm"] - 3.0 * deviation)).state
+    assert small["log_unit"] < averages["log_norm"] - 3 * deviation
+    assert small["log_norm"] > averages["log_norm"] - 0.5 * deviation
     usual = follow(small, np.full((2, 4), averages["log_norm"])).state
-    np.testing.assert_allclose(usual["log_unit"], usual["log_norm"], atol=0.1 * error)
+    np.testing.assert_allclose(usual["log_unit"], usual["log_norm"], atol=0.1 * deviation)
+
+
+def test_a_fall_that_was_chance_is_taken_back_and_widens_what_is_usual():
+    averages, rng = follow_many(200), np.random.default_rng(1)
+    flat = follow(averages, rng.normal(size=(2, 4)) - 25).state
+    assert flat["norm_fallen"] > 20
+    back = follow(flat, rng.normal(size=(2, 4))).state
+    assert back["norm_fallen"] == 0
+    np.testing.assert_allclose(back["log_norm"], averages["log_norm"], atol=1e-10)
+    assert back["norm_scatter"] > averages["norm_scatter"] + 10
+    again = follow(back, rng.normal(size=(2, 4)) - 12).state
+    assert again["norm_fallen"] == 0
+
+
+def test_a_fall_that_lasts_is_not_taken_back():
+    averages, rng = follow_many(200), np.random.default_rng(1)
+    for _ in range(50):
+        averages = follow(averages, rng.normal(size=(2, 4)) - 25).state
+    assert averages["norm_fallen"] > 20
+    np.testing.assert_allclose(averages["log_norm"], -25, atol=2)
 
 
 def test_one_large_step_does_not_raise_the_norm_but_a_rise_of_the_scale_does():

@@ -140,6 +140,7 @@ class Sums(NamedTuple):
         products: the inner products of g0 and the control variates.
         magnitude: the size of each control variate before cancellation.
         judged: v . g0 and v . v of every candidate.
+        own: g0 . g0 as it counts in the judgement, where batch elements with a very large one count less.
         own_square: (g0 . g0)^2.
         judged_squares: (v . g0)^2, (v . g0) (v . v) and (v . v)^2 of every candidate.
     """
@@ -147,6 +148,7 @@ class Sums(NamedTuple):
     products: Float[Array, "*memories 1+n 1+n"]
     magnitude: Float[Array, "*memories n"]
     judged: Float[Array, "*memories 2 j"]
+    own: Float[Array, "*memories 1"]
     own_square: Float[Array, "*memories 1"]
     judged_squares: Float[Array, "*memories 3 j"]
 
@@ -154,7 +156,7 @@ class Sums(NamedTuple):
 def shapes(system: System) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what is summed."""
     n, candidates = system.number, system.candidates
-    return ((1 + n, 1 + n), (n,), (2, candidates), (1,), (3, candidates))
+    return ((1 + n, 1 + n), (n,), (2, candidates), (1,), (1,), (3, candidates))
 
 
 def split(sums: Float[Array, "*memories s"], system: System) -> Sums:
@@ -190,7 +192,7 @@ def choose(
     bits = at_least(xp.where(of_bounded > 0, entropy, bits), 1)
 
     now = split(sums, system)
-    own, squares = now.products[:, 0, :1], now.judged_squares
+    own, squares = now.own, now.judged_squares
     elements = own**2 / (now.own_square + TINY)
     with_g0, square = now.judged[:, 0], now.judged[:, 1]
     slope = at_least(-with_g0 / (square + TINY), 0)

@@ -55,7 +55,7 @@ from array_api_compat import device
 from doublecv.arrays import Array, at_least, matrix_product, namespace
 from doublecv.distributions import Distribution, event_bits, event_size
 from doublecv.estimators import norm
-from doublecv.estimators.judgement import MEMORIES, System, choose, shapes
+from doublecv.estimators.judgement import MEMORIES, System, choose, shapes, split
 from doublecv.estimators.parts import Parts
 from doublecv.estimators.scale import TINY, follow
 
@@ -64,6 +64,10 @@ if TYPE_CHECKING:
 
 LARGEST = 100.0
 """The largest multiple of the mean step that one step counts for."""
+
+LARGEST_JUDGED = 25.0
+"""The largest multiple of the mean g0 . g0 that one batch element counts for in the judgement. With heavy tails, few
+elements would otherwise decide alone; the solutions themselves are fitted to all elements as they are."""
 
 ENOUGH_ELEMENTS, ENOUGH_NUMBERS = 8, 1600
 """Batch elements used for the statistics: at least 8, or enough for 1600 gradient entries.
@@ -135,11 +139,15 @@ def statistics(
     flat = xp.reshape(stacked, (stacked.shape[0], -1))
     controls = xp.reshape(matrix_product(candidates, flat[1:]), (candidates.shape[0], *stacked.shape[1:]))
     own = _per_element(q, weight, stacked[:1], stacked[:1])
-    with_g0, square = _per_element(q, weight, controls, stacked[:1]), _per_element(q, weight, controls, controls)
+    share = _judged_share(own, averages, system)
+    own, with_g0, square = (
+        share * products
+        for products in (own, _per_element(q, weight, controls, stacked[:1]), _per_element(q, weight, controls, controls))
+    )
     magnitude = xp.astype(parts.magnitude(names), dtype)
     magnitude = magnitude * xp.reshape(amplitude[1:] ** 2, (-1, *(1,) * (magnitude.ndim - 1)))
     scaled = xp.reshape(q.scale(xp.sqrt(weight), stacked), flat.shape)
-    linear = xp.concat([xp.where(counts, magnitude, xp.zeros_like(magnitude)), with_g0, square])
+    linear = xp.concat([xp.where(counts, magnitude, xp.zeros_like(magnitude)), with_g0, square, own])
     squared = xp.concat([own**2, with_g0**2, with_g0 * square, square**2])
     total = xp.sum(weight)
     products = xp.reshape(matrix_product(scaled, scaled.T), (-1,))
@@ -221,10 +229,21 @@ def _exponents(system: System) -> tuple[Float[np.ndarray, "s"], Float[np.ndarray
     bounded, candidates = system.is_bounded, system.candidates
     products = (bounded[:, None] + bounded).ravel()
     solved, judged, squares = np.ones(products.size + system.number), np.ones(2 * candidates), np.ones(3 * candidates)
-    of_scale = np.concatenate([solved, judged, [2.0], 2 * squares])
-    of_norm = np.concatenate([products / 2, bounded[1:], 0 * judged, [0.0], 0 * squares])
-    is_kept = np.concatenate([solved, 0 * judged, [1.0], 0 * squares])
+    of_scale = np.concatenate([solved, judged, [1.0, 2.0], 2 * squares])
+    of_norm = np.concatenate([products / 2, bounded[1:], 0 * judged, [0.0, 0.0], 0 * squares])
+    is_kept = np.concatenate([solved, 0 * judged, [1.0, 1.0], 0 * squares])
     return of_scale, of_norm, is_kept
+
+
+def _judged_share(
+    own: Float[Array, "1 *batch"], averages: Mapping[str, Any], system: System
+) -> Float[Array, "1 *batch"]:
+    """Return the share with which each batch element counts in the judgement, from its g0 . g0."""
+    xp = namespace(own)
+    sums, steps = xp.asarray(averages["sums"])[-1], xp.asarray(averages["steps"])[-1]
+    usual, ones = split(sums, system).own[0] / at_least(steps, TINY), xp.ones_like(own)
+    is_large = (usual > 0) & (own > LARGEST_JUDGED * usual)
+    return xp.where(is_large, LARGEST_JUDGED * usual / xp.where(is_large, own, ones), ones)
 
 
 def _per_element(q: Distribution, weight: Array, a: Array, b: Array) -> Float[Array, "j *batch"]:
