@@ -341,6 +341,28 @@ MUTANTS = [
         f"{MOMENTS} -k g0_as_before",
     ),
     Mutant("estimators/judgement.py", "Trust(caution=0.04", "Trust(caution=0.0004", f"{MOMENTS} -k rare_outcomes"),
+    Mutant(
+        "estimators/moments.py", "LARGEST_JUDGED = 25.0", "LARGEST_JUDGED = 1e9", f"{MOMENTS} -k few_batch_elements"
+    ),
+    Mutant(
+        "estimators/moments.py",
+        "share * own, share * with_g0, share * square",
+        "share * own, with_g0, share * square",
+        f"{MOMENTS} -k counts_in_the_judgement",
+    ),
+    Mutant("estimators/norm.py", "returned = (fallen > 0)", "returned = (fallen > 1e9)", f"{NORM} -k taken_back"),
+    Mutant(
+        "estimators/norm.py",
+        "xp.where(returned, fallen, z -",
+        "xp.where(returned, 0 * z, z -",
+        f"{NORM} -k taken_back",
+    ),
+    Mutant(
+        "estimators/norm.py",
+        "2 * xp.log(xp.where(seen, norms[4] / total, one) + TINY) - rise",
+        "norms[2] / total - rise",
+        f"{NORM} -k flat_do_not_move",
+    ),
     Mutant("estimators/norm.py", "DEPTH = 0.5", "DEPTH = 50.0", f"{NORM} -k in_the_same_step"),
     Mutant(
         "estimators/norm.py",
@@ -350,7 +372,7 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/norm.py",
-        "xp.exp((log_norm - DEPTH * variance) / 2)",
+        "xp.exp((log_norm + offset - DEPTH * variance) / 2)",
         "0 * log_norm",
         f"{NORM} -k in_the_same_step",
     ),

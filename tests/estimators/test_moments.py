@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import doublecv as dcv
-from doublecv.estimators import Evaluation, Learned, fixed_coefficients, judgement
+from doublecv.estimators import Evaluation, Learned, fixed_coefficients, judgement, moments
 from doublecv.exact import enumerate_outcomes, exact_gradient, exact_moments
 
 ESTIMATORS = [
@@ -354,6 +354,49 @@ def test_small_differences_of_f_beside_large_gradients_are_learned_without_a_bat
         )
     )
     assert own < 0.2 * rloo
+
+
+def heavy_tailed(estimator, q, f, df, rng):
+    """Return a step in which f has a factor per batch element, drawn from a distribution without a variance."""
+    evaluation, factor = draw(estimator, q, f, df, rng), rng.standard_t(2, size=q.batch_shape)
+    return replace(evaluation, f=factor * evaluation.f, df=factor[:, None] * evaluation.df)
+
+
+def test_few_batch_elements_with_a_large_f_do_not_decide_how_far_coefficients_are_trusted():
+    estimator, ratios = dcv.QuadraticDoubleCV(samples=2), []
+    for seed in (1, 3, 5):
+        (f, df), rng = network(6, seed), np.random.default_rng(seed)
+        logits, learned = 0.5 * rng.normal(size=6), estimator.init()
+        q = dcv.Bernoulli(logits=np.tile(logits, (10, 1)))
+        for _ in range(60):
+            applied = estimator.apply(q, heavy_tailed(estimator, q, f, df, rng), learned)
+            learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+        ratios.append(exact_ratio(estimator, dcv.Bernoulli(logits=logits), f, df, learned))
+    assert np.mean(ratios) < 0.5
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_a_batch_element_counts_in_the_judgement_up_to_a_multiple_of_what_is_usual(estimator):
+    (f, df), q = network(5), dcv.Bernoulli(logits=np.zeros((4, 5)))
+    learned = run(estimator, q, f, df, 40)[-1]
+    system = estimator._system
+    usual = judgement.split(learned.averages["sums"][-1], system).own[0] / learned.averages["steps"][-1]
+    evaluation = draw(estimator, q, f, df, np.random.default_rng(4))
+    one = np.array([1.0, 0.0, 0.0, 0.0])
+
+    def judged(factor):
+        larger = replace(evaluation, f=factor * evaluation.f, df=factor * evaluation.df)
+        return judgement.split(estimator.apply(q, larger, learned, one).statistics["sums"], system)
+
+    large, larger = judged(1e3), judged(1e4)
+    np.testing.assert_allclose(large.own, moments.LARGEST_JUDGED * usual, rtol=1e-6)
+    np.testing.assert_allclose(larger.own, large.own, rtol=1e-6)
+    np.testing.assert_allclose(larger.own_square, large.own**2, rtol=1e-6)
+    np.testing.assert_allclose(larger.products[0, 0], 100 * large.products[0, 0], rtol=1e-6)
+    # Everything that is judged is made smaller together, so the factor that it shows stays the same.
+    trusts = system.trusts * len(judgement.MEMORIES)
+    unbounded = [trust in (judgement.OF_MULTIPLE, judgement.OF_SET) for trust in trusts]
+    np.testing.assert_allclose(larger.judged[:, unbounded], large.judged[:, unbounded], rtol=1e-6)
 
 
 def test_many_samples_are_of_use():

@@ -35,7 +35,8 @@ def test_the_first_step_is_its_own_unit():
     np.testing.assert_allclose(followed.of_step, z)
     np.testing.assert_allclose(followed.state["norm_offset"], 2.5 - z)
     np.testing.assert_allclose(followed.state["norm_variance"], np.var([1, 2, 3, 4], ddof=1))
-    assert followed.of_earlier == 0 and followed.state["norm_scatter"] == 0
+    assert followed.of_earlier == 0
+    assert followed.state["norm_scatter"] == 0
 
 
 @pytest.mark.parametrize("spread", [0.3, 2.0])

@@ -139,11 +139,9 @@ def statistics(
     flat = xp.reshape(stacked, (stacked.shape[0], -1))
     controls = xp.reshape(matrix_product(candidates, flat[1:]), (candidates.shape[0], *stacked.shape[1:]))
     own = _per_element(q, weight, stacked[:1], stacked[:1])
+    with_g0, square = _per_element(q, weight, controls, stacked[:1]), _per_element(q, weight, controls, controls)
     share = _judged_share(own, averages, system)
-    own, with_g0, square = (
-        share * products
-        for products in (own, _per_element(q, weight, controls, stacked[:1]), _per_element(q, weight, controls, controls))
-    )
+    own, with_g0, square = share * own, share * with_g0, share * square
     magnitude = xp.astype(parts.magnitude(names), dtype)
     magnitude = magnitude * xp.reshape(amplitude[1:] ** 2, (-1, *(1,) * (magnitude.ndim - 1)))
     scaled = xp.reshape(q.scale(xp.sqrt(weight), stacked), flat.shape)
