@@ -62,7 +62,7 @@ rare ones stay unseen for long."""
 PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 1.5, 4.0, 20.0
 r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate."""
 
-FEW_BITS = 2.5
+FEW_BITS = 4.0
 """With an entropy of B bits, `caution` of bounded control variates is `1 + (FEW_BITS / B)^4` times as large: along few
 variables that are almost certain, a rare outcome is far from the others."""
 

@@ -22,7 +22,8 @@ use earlier steps only, so the estimate stays unbiased.
 3. **Out-of-sample judgement.** Each candidate is applied to the next step, before that step enters the moments. With
    :math:`v = \sum_i c_i h_i` for the candidate c, the sums of :math:`v \cdot g_0` and :math:`v \cdot v` in each memory
    give the best factor :math:`t = -E[v \cdot g_0] / E[v \cdot v]` and its standard error. The candidate is used with a
-   lower confidence limit of t, clipped to [0, 1].
+   lower confidence limit of t, clipped to [0, 1]. A batch element whose :math:`g_0 \cdot g_0` exceeds `LARGEST_JUDGED`
+   times the mean counts as much less: its factor is judged like that of others, but it does not decide alone.
 4. **A weighted choice.** The coefficients are the average of :math:`t c` over candidates and memories, with weights
    that grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0.
    A candidate starts with the weight :math:`\exp(-\lambda (\nu_1 n^2 / (N B))^2)`, where B is the number of bits of an
