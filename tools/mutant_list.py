@@ -150,10 +150,10 @@ MUTANTS = [
     ),
     # The quadratic form.
     Mutant("estimators/quadratic.py", "(P**2 - compensator) * inverse", "P**2 * inverse", BATTERY),
-    Mutant("estimators/quadratic.py", "P = q.pairwise_dot(score, G)", "P = q.pairwise_dot(G, score)", BATTERY),
+    Mutant("estimators/quadratic.py", "q.pairwise_dot(score, vectors)", "q.pairwise_dot(vectors, score)", BATTERY),
     Mutant("estimators/quadratic.py", '"own": leave_one_out(of_P.own)', '"own": of_P.own', BATTERY),
     Mutant("estimators/quadratic.py", '"own_square": leave_one_out(of_Q.own)', '"own_square": of_Q.own', BATTERY),
-    Mutant("estimators/quadratic.py", "Average(inverse, moment)", "Average(2 * inverse, moment)", BATTERY),
+    Mutant("estimators/quadratic.py", "Average(weights[0], moment)", "Average(2 * weights[0], moment)", BATTERY),
     Mutant("estimators/quadratic.py", "xp.sum(A, axis=0) - own", "xp.sum(A, axis=0)", BATTERY),
     Mutant(
         "estimators/quadratic.py",
@@ -161,7 +161,9 @@ MUTANTS = [
         "keepdims=True) - current",
         f"{MOMENTS} -k direction",
     ),
-    Mutant("estimators/quadratic.py", "n = q.dot(G, product)", "n = q.dot(G, G)", BATTERY),
+    Mutant(
+        "estimators/quadratic.py", "square = q.dot(vectors, covariance)", "square = q.dot(vectors, vectors)", BATTERY
+    ),
     # Paths.
     Mutant(
         "estimators/averages.py",
@@ -350,6 +352,13 @@ MUTANTS = [
         "share * own, with_g0, share * square",
         f"{MOMENTS} -k counts_in_the_judgement",
     ),
+    Mutant("estimators/surrogate.py", "direction=evaluation.df,", "", f"{SURROGATE} -k direction_of_the_gradient"),
+    Mutant(
+        "estimators/quadratic.py",
+        "compensator_along, (_, square_along)",
+        "_, (_, square_along)",
+        f"{MOMENTS} -k other_vectors",
+    ),
     Mutant("estimators/norm.py", "returned = (fallen > 0)", "returned = (fallen > 1e9)", f"{NORM} -k taken_back"),
     Mutant(
         "estimators/norm.py",
@@ -381,12 +390,17 @@ MUTANTS = [
         "estimators/norm.py", "norms[0] / xp.where(weight > 0, weight, one)", "one", f"{NORM} -k without_a_gradient"
     ),
     Mutant("estimators/norm.py", "(norm > 0) & xp.isfinite(norm)", "norm > 0", f"{NORM} -k without_a_gradient"),
-    Mutant("estimators/quadratic.py", "along**2 - compensator * of_direction**2", "along**2 - 1", PATHS),
-    Mutant("estimators/quadratic.py", "Average(of_direction, product)", "Average(inverse**2, product)", BATTERY),
-    Mutant("estimators/quadratic.py", "Average(of_direction**2, moment)", "Average(of_direction, moment)", BATTERY),
+    Mutant("estimators/quadratic.py", "along**2 - compensator_along * to_unit**2", "along**2 - 1", PATHS),
     Mutant(
         "estimators/quadratic.py",
-        "xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(norm))",
+        "Average(weights[1], self.covariance)",
+        "Average(weights[0], self.covariance)",
+        BATTERY,
+    ),
+    Mutant("estimators/quadratic.py", "Average(weights[1], moment)", "Average(weights[0], moment)", BATTERY),
+    Mutant(
+        "estimators/quadratic.py",
+        "xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(floored))",
         "1 / (floored + least**0.5)",
         f"{MOMENTS} -k almost_0",
     ),

@@ -482,6 +482,22 @@ def test_terms_with_the_direction_of_the_gradient_do_not_see_its_length(samples)
         np.testing.assert_allclose(many[name], factor * few[name], rtol=1e-9)
 
 
+@pytest.mark.parametrize("samples", [2, 3])
+def test_bounded_terms_have_the_direction_of_other_vectors_where_some_are_given(samples):
+    estimator = dcv.QuadraticDoubleCV(samples=samples)
+    q, rng = dcv.Bernoulli(logits=np.random.default_rng(0).normal(size=(3, 4))), np.random.default_rng(1)
+    evaluation = draw(estimator, q, *network(4), rng)
+    others = rng.normal(size=evaluation.df.shape)
+    of_gradient, of_others, of_both = (
+        estimator.parts(q, one)
+        for one in (evaluation, replace(evaluation, df=others), replace(evaluation, direction=others))
+    )
+    for name, value in of_both.vectors()[1].items():
+        wanted = of_others if name in estimator.bounded else of_gradient
+        np.testing.assert_allclose(value, wanted.vectors()[1][name], rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(of_both.norm, of_others.norm)
+
+
 @pytest.mark.parametrize("samples", [2, 3, 4])
 def test_the_direction_of_the_quadratic_form_is_double_cv(samples):
     f, df = network(4)

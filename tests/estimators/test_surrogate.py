@@ -1,10 +1,12 @@
 """The learned surrogate: unbiased on any base, exact where f is a quadratic of its form, and fitted to f."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 import doublecv as dcv
-from doublecv.estimators import Evaluation
+from doublecv.estimators import Evaluation, FixedEstimator, Needs
 from doublecv.exact import enumerate_outcomes, exact_gradient, exact_moments
 from problems import FEATURES, make_context, make_learned, make_logits, make_problem
 
@@ -55,6 +57,32 @@ def make_used(estimator, q):
     learned = make_learned(estimator, q, CONTEXT, 0.5)
     used = {"surrogate_coefficients": np.ones(1), "surrogate_log_scale": np.zeros(())}
     return learned._replace(averages=learned.averages | used)
+
+
+class Spy(FixedEstimator):
+    """RLOO, which notes what it is given."""
+
+    seen: ClassVar[list[Evaluation]] = []
+
+    @property
+    def needs(self):
+        return Needs(gradient=True, minimum_samples=2)
+
+    def estimate(self, q, evaluation):
+        self.seen.append(evaluation)
+        return dcv.RLOO(self.samples).apply(q, evaluation).gradient
+
+
+def test_the_base_sees_the_residual_and_the_direction_of_the_gradient_of_f():
+    """Where f is flat, the gradient of the residual is that of the surrogate alone."""
+    problem, q, estimator = make_problem("network", dcv.Bernoulli), make_q(), make_surrogate(Spy(2))
+    x = estimator.draw(q, np.random.default_rng(0).random(estimator.noise_shape(q)))
+    evaluation = Evaluation(x, problem.f(x), problem.df(x))
+    estimator.apply(q, evaluation, make_used(estimator, q), context=CONTEXT)
+    seen = Spy.seen[-1]
+    np.testing.assert_array_equal(seen.direction, evaluation.df)
+    assert np.all(np.abs(seen.df - evaluation.df) > 1e-6)
+    assert np.all(np.abs(seen.f - evaluation.f) > 1e-6)
 
 
 def quadratic_of_its_form(learned, q):

@@ -24,7 +24,8 @@ class Evaluation:
         expected_f: the exact mean of f under q.
         control: the estimator's own control variate at its relaxed points.
         dcontrol: the gradient of `control` in the logits.
-        floor: the floor of the norm of df (see `doublecv.estimators.norm`), which earlier steps determine.
+        direction: vectors whose direction bounded control variates have, if it is not that of df.
+        floor: the floor of the norm of these vectors (see `doublecv.estimators.norm`), which earlier steps determine.
     """
 
     x: Float[Array, "K *logits"]
@@ -35,6 +36,7 @@ class Evaluation:
     expected_f: Float[Array, "*batch"] | None = None
     control: Float[Array, "relaxed *batch"] | None = None
     dcontrol: Float[Array, "relaxed *logits"] | None = None
+    direction: Float[Array, "K *logits"] | None = None
     floor: Float[Array, ""] | None = None
 
     def __post_init__(self) -> None:

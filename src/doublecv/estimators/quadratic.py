@@ -119,43 +119,44 @@ class QuadraticDoubleCV(LinearEstimator):
 
     def parts(self, q: Distribution, evaluation: Evaluation) -> WeightedScores | TabledScores:
         r"""Return :math:`g_0`, which is RLOO, and the control variate of each coefficient."""
-        xp, f, G, score = q.xp, evaluation.f, evaluation.df, q.score(evaluation.x)
-        product = q.covariance_product(G)
-        n = q.dot(G, product)
-        P = q.pairwise_dot(score, G)
+        xp, f, score = q.xp, evaluation.f, q.score(evaluation.x)
+        of_gradient = _products(q, score, evaluation.df)
+        other = evaluation.direction
+        of_direction = of_gradient if other is None else _products(q, score, other)
         # The norm only scales, so the estimate is unbiased whatever is added; 0 / 0 must be 0.
-        norm, least = xp.sqrt(xp.clip(n, 0, None)), float(xp.finfo(n.dtype).smallest_normal)
-        inverse = 1 / (norm + least**0.5)
-        floored = norm
+        least = float(xp.finfo(of_gradient.norm.dtype).smallest_normal)
+        inverse, floored = 1 / (of_gradient.norm + least**0.5), of_direction.norm
         if evaluation.floor is not None:
-            floored = xp.maximum(norm, xp.asarray(evaluation.floor, dtype=norm.dtype, device=device(norm)))
+            floored = xp.maximum(floored, xp.asarray(evaluation.floor, dtype=floored.dtype, device=device(floored)))
         # A gradient whose square is rounded to 0 has no direction.
-        has_direction = n > least / float(xp.finfo(n.dtype).eps)
-        of_direction = xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(norm))
-        if q.visited:
-            compensator, squares = _squares_on_paths(q, G, score, (inverse, of_direction**2))
-            linear = dot_correction(q, G), dot_correction(q, q.scale(of_direction, G))
-        else:
-            compensator, moment = n, q.score_square_moment(G)
-            squares = Average(inverse, moment), Average(of_direction**2, moment)
-            linear = Average(xp.ones_like(inverse), product), Average(of_direction, product)
-        Q, along = (P**2 - compensator) * inverse, P * of_direction
-        along_square = along**2 - compensator * of_direction**2
+        has_direction = of_direction.square > least / float(xp.finfo(floored.dtype).eps)
+        to_unit = xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(floored))
+        compensator, (square, square_along) = of_gradient.squares(q, score, (inverse, to_unit**2))
+        linear, linear_along = of_gradient.linear(q, (xp.ones_like(inverse), to_unit))
+        compensator_along = compensator
+        if other is not None:
+            compensator_along, (_, square_along) = of_direction.squares(q, score, (inverse, to_unit**2))
+            _, linear_along = of_direction.linear(q, (inverse, to_unit))
+        P, norm = of_gradient.pairs, of_gradient.norm
+        Q, along = (P**2 - compensator) * inverse, of_direction.pairs * to_unit
+        along_square = along**2 - compensator_along * to_unit**2
         corrections: dict[str, Correction] = {
-            "current": linear[0],
-            "current_square": squares[0],
-            "along": linear[1],
-            "along_square": squares[1],
+            "current": linear,
+            "current_square": square,
+            "along": linear_along,
+            "along_square": square_along,
         }
         names, weight_of_g0 = self.needs.coefficients, f - leave_one_out(f)
         corrections = {name: r for name, r in corrections.items() if name in names}
         if isinstance(f, np.ndarray) and self.samples <= MAX_TABLED and not q.visited:
             shape = (self.samples**2, *f.shape[1:])
             entries = np.concatenate([*(pairs.reshape(shape) for pairs in (P, Q, along, along_square)), norm])
-            return TabledScores(q, score, weight_of_g0, self._table, entries, names, corrections, norm=norm)
+            return TabledScores(
+                q, score, weight_of_g0, self._table, entries, names, corrections, norm=of_direction.norm
+            )
         weights = self._weights(P, Q, along, along_square, norm)
         weights = {name: weights[name] for name in names}
-        return WeightedScores(q, score, weight_of_g0, weights, corrections, norm=norm)
+        return WeightedScores(q, score, weight_of_g0, weights, corrections, norm=of_direction.norm)
 
     def _weights(
         self,
@@ -197,6 +198,51 @@ class QuadraticDoubleCV(LinearEstimator):
         P, Q, along, along_square = units.reshape(4, K, K, size)
         weights = self._weights(P, Q, along, along_square, of_norm)
         return np.stack([weights[name] for name in self.needs.coefficients])
+
+
+class _Products(NamedTuple):
+    r"""Hold what control variates take from one vector :math:`G_j` per sample.
+
+    Attributes:
+        vectors: the vectors.
+        covariance: :math:`M G_j`.
+        square: :math:`n_j = G_j^T M G_j`.
+        norm: :math:`\sqrt{n_j}`.
+        pairs: :math:`P_{kj} = G_j^T (x_k - \mu)`.
+    """
+
+    vectors: Float[Array, "K *logits"]
+    covariance: Float[Array, "K *logits"]
+    square: Float[Array, "K *batch"]
+    norm: Float[Array, "K *batch"]
+    pairs: Float[Array, "K K *batch"]
+
+    def linear(
+        self, q: Distribution, weights: tuple[Float[Array, "K *batch"], Float[Array, "K *batch"]]
+    ) -> tuple[Correction, Correction]:
+        r"""Return the corrections of :math:`w_j P_{kj}` on the current sample for two weights w."""
+        if q.visited:
+            first, second = (dot_correction(q, q.scale(weight, self.vectors)) for weight in weights)
+            return first, second
+        return Average(weights[0], self.covariance), Average(weights[1], self.covariance)
+
+    def squares(
+        self,
+        q: Distribution,
+        score: Float[Array, "K *logits"],
+        weights: tuple[Float[Array, "K *batch"], Float[Array, "K *batch"]],
+    ) -> tuple[Array, tuple[Correction, Correction]]:
+        r"""Return the compensator of :math:`P_{kj}^2`, and the corrections of its multiples by two weights."""
+        if q.visited:
+            return _squares_on_paths(q, self.vectors, score, weights)
+        moment = q.score_square_moment(self.vectors)
+        return self.square, (Average(weights[0], moment), Average(weights[1], moment))
+
+
+def _products(q: Distribution, score: Float[Array, "K *logits"], vectors: Float[Array, "K *logits"]) -> _Products:
+    covariance = q.covariance_product(vectors)
+    square = q.dot(vectors, covariance)
+    return _Products(vectors, covariance, square, q.xp.sqrt(q.xp.clip(square, 0, None)), q.pairwise_dot(score, vectors))
 
 
 def _squares_on_paths(

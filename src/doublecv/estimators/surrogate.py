@@ -346,9 +346,13 @@ def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any],
 
 
 def _residual(evaluation: Evaluation, fit: _Fit) -> Evaluation:
-    """Return f - r for the base; at the mean, r is 0 and its gradient is the slope."""
+    """Return f - r for the base; at the mean, r is 0 and its gradient is the slope.
+
+    The direction stays that of f. Where f is flat, the residual's is that of r, which changes with its factor.
+    """
     return replace(
         evaluation,
+        direction=evaluation.df,
         f=evaluation.f - fit.r,
         df=evaluation.df - fit.dr,
         df_mean=None if evaluation.df_mean is None else evaluation.df_mean - fit.slope,

@@ -27,7 +27,7 @@ def samples_for(name):
 def moving(state):
     """Return what every step changes.
 
-    Solved coefficients are 0 until later steps than the first support them, and no fall of the norm is noticed so early.
+    Solved coefficients are 0 until later steps than the first support them, and no fall of the norm is seen so early.
     """
     numbers, averages, _ = state.estimator.learned
     later = ("coefficients", "norm_fallen")
