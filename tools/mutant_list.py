@@ -313,8 +313,8 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/judgement.py",
-        "cautious - lower * rare",
-        "cautious + lower * rare",
+        "cautious - at_most(lower",
+        "cautious + at_most(lower",
         f"{MOMENTS} -k 'becomes_rare or few_categories'",
     ),
     Mutant(
@@ -327,6 +327,8 @@ MUTANTS = [
         "estimators/judgement.py", "LARGEST_MULTIPLE = 1.5", "LARGEST_MULTIPLE = 1e6", f"{MOMENTS} -k rare_outcomes"
     ),
     Mutant("estimators/judgement.py", "too_few_held**2 + ", "", f"{MOMENTS} -k one_outcome"),
+    Mutant("estimators/judgement.py", "lower * of_samples, 1)", "lower, 1)", f"{MOMENTS} -k many_samples"),
+    Mutant("estimators/judgement.py", "/ bits * of_samples", "/ bits", f"{MOMENTS} -k many_samples"),
     Mutant("estimators/judgement.py", "+ learned / (held + TINY), 0)", "+ 0 * learned, 0)", f"{MOMENTS} -k equation"),
     Mutant(
         "estimators/judgement.py",

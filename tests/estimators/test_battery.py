@@ -170,7 +170,8 @@ class SurrogateNotAdded(dcv.LearnedSurrogate):
 
     def formula(self, q, evaluation, learned, weight, context):
         applied = super().formula(q, evaluation, learned, weight, context)
-        slope = context @ learned.numbers["surrogate_slope"] + learned.numbers["surrogate_slope_bias"]
+        readout = context @ learned.numbers["surrogate_readout"] + learned.numbers["surrogate_readout_bias"]
+        slope = readout[..., : q.event_shape[0]]
         return applied._replace(gradient=applied.gradient - q.covariance_product(slope))
 
 

@@ -286,6 +286,29 @@ def test_a_gradient_that_is_large_in_rare_outcomes_only_does_no_harm(estimator):
     assert max(ratios) <= 1.1
 
 
+@pytest.mark.parametrize("seed", [16, 31])
+def test_many_samples_of_few_variables_do_no_harm(seed):
+    """With 64 samples of three variables g0 is nearly its mean, and the products with it say little of its noise."""
+    rng = np.random.default_rng(seed)
+    slope, logits = rng.normal(size=3), rng.normal(size=3) / 2
+    estimator, rloo, ratios = dcv.QuadraticDoubleCV(samples=64), dcv.RLOO(samples=64), []
+    q, many = dcv.Bernoulli(logits=logits), dcv.Bernoulli(logits=np.tile(logits, (300, 1)))
+    f, df = (lambda x: x @ slope), (lambda x: np.broadcast_to(slope, x.shape))
+    learned = estimator.init()
+    for step in range(61):
+        if step in (15, 30, 45, 60):
+            evaluation = draw(estimator, many, f, df, rng)
+            own, base = (
+                np.sum(np.var(made.gradient, axis=0))
+                for made in (estimator.apply(many, evaluation, learned), rloo.apply(many, evaluation))
+            )
+            ratios.append(own / base)
+        applied = estimator.apply(q, draw(estimator, q, f, df, rng), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    assert min(ratios) < 0.9
+    assert max(ratios) <= 1.1
+
+
 def almost_linear(x):
     return 1.3 * x[..., 0] - 0.7 * x[..., 1] + 0.5 * x[..., 0] * x[..., 1] + 0.37
 

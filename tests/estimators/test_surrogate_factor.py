@@ -73,7 +73,7 @@ def test_a_surrogate_is_left_out_at_once_where_f_becomes_much_smaller():
         if step == 0:
             # The slope at the mean, in the unit of the first step.
             unit = np.exp(learned.averages["surrogate_log_scale"] / 2)
-            learned.numbers["surrogate_slope_bias"] = quadratic_df(np.asarray(q.mean[0])) / unit
+            learned.numbers["surrogate_readout_bias"][:3] = quadratic_df(np.asarray(q.mean[0])) / unit
         own, rloo = (
             np.sum(
                 exact_moments(

@@ -75,6 +75,7 @@ class System(NamedTuple):
 
     Attributes:
         number: n, the number of coefficients.
+        samples: K.
         direction: coefficients u of which the best multiple is a candidate; None if there are none. A single
             coefficient is its own direction, without a limit of the multiple.
         sets: coefficients, by index, that are solved for together while the others are 0. Each set is a candidate.
@@ -82,6 +83,7 @@ class System(NamedTuple):
     """
 
     number: int
+    samples: int
     direction: tuple[float, ...] | None = None
     sets: tuple[tuple[int, ...], ...] = ()
     bounded: tuple[int, ...] = ()
@@ -206,14 +208,17 @@ def choose(
     sizes = xp.reshape(judged, (memories, -1, n)) ** 2 * now.magnitude[:, None, :]
     unseen = xp.reshape(xp.sum(sizes, axis=-1) / (own + TINY), (-1,))
     rare = 1 + RARE / bits**2
+    # With many samples of few variables g0 is mostly its mean: for a linear f, only a share of bits / (bits + K) of
+    # g0 . g0 is noise. The products v . g0 then scatter by v . E[g0], which says nothing about the noise.
+    of_samples = xp.sqrt((bits + system.samples) / (bits + 2))
     added = own / (elements + TINY) * (left_over + seen_none * rare * unseen)
     cautious = -with_g0 / (square + added + TINY)
-    factor = at_most(at_least(cautious - lower * rare * error, 0), 1)
+    factor = at_most(at_least(cautious - at_most(lower * of_samples, 1) * rare * error, 0), 1)
     gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
     held = xp.reshape(elements * xp.ones_like(xp.reshape(learned, (memories, -1))), (-1,))
     few = 1 + of_bounded * (FEW_BITS / bits) ** 4
-    numbers = caution * few * learned**2 / bits
+    numbers = caution * few * learned**2 / bits * of_samples
     too_few_held = at_most(HELD_NUMBERS * numbers / (held + TINY), 1e3)
     too_few_judged = at_most(JUDGED_NUMBERS * numbers / (elements + TINY), 1e3)
     penalty = PRIOR * (too_few_held**2 + of_set * (1 + too_few_judged**2))

@@ -78,7 +78,7 @@ class LinearEstimator(Estimator):
         """Return what is solved for, with coefficients by index."""
         names = self.needs.coefficients
         sets = tuple(tuple(map(names.index, one)) for one in self.sets)
-        return System(len(names), self.direction, sets, tuple(map(names.index, self.bounded)))
+        return System(len(names), self.samples, self.direction, sets, tuple(map(names.index, self.bounded)))
 
     @final
     def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:

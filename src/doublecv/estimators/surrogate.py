@@ -24,9 +24,9 @@ from doublecv.estimators.scale import FALL
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-MAX_DIRECTIONS = 48
-"""The largest number of directions that is chosen by itself: with 100 a step takes longer, and the variance is no lower
-over 50,000 steps."""
+MAX_DIRECTIONS = 32
+"""The largest number of directions that is chosen by itself: with more a step takes longer, and in a run of 50,000
+steps the variance is as low after 10,000 steps and higher at the end."""
 
 FIT_POINTS, FIT_ELEMENTS = 32, 8
 """The surrogate is fitted per step on about so many samples, those of batch elements evenly spread over the batch, and
@@ -35,10 +35,8 @@ on at least so many elements."""
 LARGEST_MISFIT = 1e4
 """The largest misfit of a batch element, in units of the squared spread, that the fit follows in proportion."""
 
-FACTOR = System(1)
-"""The one coefficient that is judged, the factor of the surrogate."""
-
-OWN = ("directions", "slope", "slope_bias", "curvature", "curvature_bias")
+OWN = ("directions", "readout", "readout_bias")
+"""The parameters; the first D columns of the readout are those of the slope, the others those of w."""
 PREFIX = "surrogate_"
 
 
@@ -75,12 +73,12 @@ class LearnedSurrogate(Estimator):
     >>> import doublecv as dcv
     >>> estimator = LearnedSurrogate(dcv.QuadraticDoubleCV(samples=2))
     >>> learned = estimator.init(dcv.Bernoulli(logits=np.zeros((8, 3))), context=np.zeros((8, 5)))
-    >>> learned.numbers["surrogate_slope"].shape
-    (5, 3)
+    >>> learned.numbers["surrogate_readout"].shape
+    (5, 6)
 
     Attributes:
         base: the estimator of the residual's gradient, any without relaxed points; K is that of the base.
-        directions: the number of directions u; None for min(48, D).
+        directions: the number of directions u; None for min(32, D).
     """
 
     # K is the base's, whose constructor has checked it.
@@ -117,6 +115,11 @@ class LearnedSurrogate(Estimator):
             derivatives=bool(base.coefficients or base.derivatives or not self.base.init().numbers),
         )
 
+    @cached_property
+    def _factor(self) -> System:
+        """Return the system of the one coefficient that is judged, the factor of the surrogate."""
+        return System(1, self.samples)
+
     def start(self, q: Distribution | None, context: Float[Array, "*#batch features"] | None) -> Learned:
         """Return the base's state and the surrogate's parameters: slope and curvature 0, the directions cosines.
 
@@ -131,15 +134,13 @@ class LearnedSurrogate(Estimator):
         frequencies, positions = np.arange(1, directions + 1)[:, None], np.arange(variables) + 0.5
         own = {
             "directions": np.sqrt(2 / variables) * np.cos(np.pi / variables * frequencies * positions),
-            "slope": np.zeros((features, variables)),
-            "slope_bias": np.zeros(variables),
-            "curvature": np.zeros((features, directions)),
-            "curvature_bias": np.zeros(directions),
+            "readout": np.zeros((features, variables + directions)),
+            "readout_bias": np.zeros(variables + directions),
         }
         base = self.base.init()
         numbers = base.numbers | {PREFIX + name: value for name, value in own.items()}
-        averages = base.averages | _prefixed(moments.start(FACTOR))
-        return Learned(numbers, averages, base.statistics | _prefixed(moments.empty_statistics(FACTOR)))
+        averages = base.averages | _prefixed(moments.start(self._factor))
+        return Learned(numbers, averages, base.statistics | _prefixed(moments.empty_statistics(self._factor)))
 
     def formula(
         self,
@@ -156,7 +157,7 @@ class LearnedSurrogate(Estimator):
             for averages in _split(learned.averages)
         )
         of_base = of_base._replace(numbers=_split(learned.numbers)[0])
-        context = _features(q, evaluation, q.logits if context is None else context, own["slope"].shape[0])
+        context = _features(q, evaluation, q.logits if context is None else context, own["readout"].shape[0])
         unit = xp.astype(xp.exp(judged.averages["log_scale"] / 2), evaluation.f.dtype)
         own_units = _fit(q, evaluation, own, context)
         fit = own_units.scale(unit)
@@ -166,7 +167,7 @@ class LearnedSurrogate(Estimator):
         base = self.base.formula(q, _residual(evaluation, used), of_base, weight, None)
         gradient = base.gradient + q.covariance_product(used.slope)
         parts = _judged_parts(q, evaluation, fit)
-        statistics = moments.statistics(judged.averages, parts, ("factor",), weight, FACTOR)
+        statistics = moments.statistics(judged.averages, parts, ("factor",), weight, self._factor)
         statistics_of_both = base.statistics | _prefixed(statistics)
         of_own = self._gradient_of_misfit(q, evaluation, own_units, own, context, weight, unit)
         if self.needs.derivatives:
@@ -244,14 +245,15 @@ class LearnedSurrogate(Estimator):
             + xp.reshape(of_along, rows).T @ xp.reshape(score, flat)
             + 2 * U * (w.T @ of_diagonal)
         )
-        gradients = (of_directions, context.T @ of_slope, xp.sum(of_slope, axis=0), context.T @ of_w)
-        return {PREFIX + name: value for name, value in zip(OWN, (*gradients, xp.sum(of_w, axis=0)), strict=True)}
+        of_readout = xp.concat([of_slope, of_w], axis=-1)
+        gradients = (of_directions, context.T @ of_readout, xp.sum(of_readout, axis=0))
+        return {PREFIX + name: value for name, value in zip(OWN, gradients, strict=True)}
 
     def advance(self, averages: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
         """Move the running averages of the base and of the judgement."""
         of_base, judged = _split(averages)
         statistics_of_base, statistics_judged = _split(statistics)
-        judged = moments.advance(judged, statistics_judged, FACTOR, sees_f=False)
+        judged = moments.advance(judged, statistics_judged, self._factor, sees_f=False)
         of_base = self.base.advance(of_base, statistics_of_base)
         if isinstance(self.base, LinearEstimator) and of_base:
             # Without the surrogate, the residual of the next step is as small as f has become.
@@ -333,11 +335,11 @@ def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any],
     xp, score = q.xp, q.score(evaluation.x)
     parameters = {name: xp.astype(value, score.dtype) for name, value in parameters.items()}
     directions = parameters["directions"]
-    slope = context @ parameters["slope"] + parameters["slope_bias"]
-    w = context @ parameters["curvature"] + parameters["curvature_bias"]
+    count, variables = directions.shape
+    readout = context @ parameters["readout"] + parameters["readout_bias"]
+    slope, w = readout[..., :variables], readout[..., variables:]
     diagonal = w @ directions**2
     # One axis of points: the gradient of the directions would transpose what it sums over two axes.
-    count, variables = directions.shape
     along = xp.reshape(xp.reshape(score, (-1, variables)) @ directions.T, (*score.shape[:-1], count))
     across = xp.reshape(xp.reshape(w * along, (-1, count)) @ directions, score.shape)
     dr = slope + across - diagonal * score
