@@ -9,7 +9,7 @@ import torch
 import doublecv as dcv
 import doublecv.jax
 import doublecv.torch
-from doublecv.arrays import namespace
+from doublecv.arrays import LARGEST_PRODUCT, matrix_product, namespace
 from noise_quadrature import given_noise
 from problems import BINARY, make_context, make_estimator, make_learned
 
@@ -19,6 +19,14 @@ KEY = jax.random.key(0)
 WEIGHTS = np.random.default_rng(5).normal(size=(6, 3))
 FRAMEWORKS = ("jax", "torch")
 CATEGORICAL = tuple(name for name in dcv.names(dcv.Categorical) if name != "r-star")
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(3, 50_001, 4), (4, 7, 20_001), (2, 3, 5)])
+def test_products_in_blocks_are_complete(rows, inner, columns):
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(rows, inner)), rng.normal(size=(inner, columns))
+    assert (a.size * columns > LARGEST_PRODUCT) == (columns != 5)
+    np.testing.assert_allclose(matrix_product(a, b), a @ b, rtol=1e-10, atol=1e-10)
 
 
 def smooth(x, xp):

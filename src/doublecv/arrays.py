@@ -155,13 +155,28 @@ def log_mean_exp(v: Array, axis: int) -> Array:
     return xp.log(total) + xp.squeeze(finite, axis=axis)
 
 
+LARGEST_PRODUCT = 2**17
+"""The number of multiplications of which NumPy makes one product of matrices.
+
+From about twice as many on, OpenBLAS starts threads, which keep a core busy for milliseconds after the product. In a
+backward pass of PyTorch they take it from the threads of the model: a step took three times as long.
+"""
+
+
 def matrix_product(a: Array, b: Array) -> Array:
-    """Multiply at full precision (JAX defaults to lower precision on accelerators)."""
+    """Multiply matrices at full precision (JAX defaults to lower precision on accelerators)."""
     if is_jax_array(a):
         import jax.numpy as jnp
 
         return jnp.matmul(a, b, precision="highest")
-    return a @ b
+    if not isinstance(a, np.ndarray) or a.shape[0] * b.size <= LARGEST_PRODUCT:
+        return a @ b
+    (rows, inner), columns = a.shape, b.shape[1]
+    if inner > columns:
+        step = max(1, LARGEST_PRODUCT // (rows * columns))
+        return sum(a[:, start : start + step] @ b[start : start + step] for start in range(0, inner, step))
+    step = max(1, LARGEST_PRODUCT // (rows * inner))
+    return np.concatenate([a @ b[:, start : start + step] for start in range(0, columns, step)], axis=1)
 
 
 def value_and_gradient(f: Callable[[Array], Array], x: Array) -> tuple[Array, Array]:

@@ -51,7 +51,7 @@ class Trust(NamedTuple):
 OF_MULTIPLE, OF_SET = Trust(caution=1.0, lower=1.0, unseen=2.0), Trust(caution=0.5, lower=0.6, unseen=2.0)
 """For the multiple of u, and for a set without bounded control variates."""
 
-OF_MIXED, OF_BOUNDED = Trust(caution=0.04, lower=0.2, unseen=0.5), Trust(caution=0.01, lower=0.2, unseen=0.5)
+OF_MIXED, OF_BOUNDED = Trust(caution=0.04, lower=0.35, unseen=0.5), Trust(caution=0.01, lower=0.35, unseen=0.5)
 """For a set of bounded and other control variates, and for bounded ones only: these cannot be much larger in an outcome
 that was not seen yet."""
 

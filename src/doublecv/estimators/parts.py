@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
 
-from doublecv.arrays import Array, is_jax_array
+from doublecv.arrays import Array, is_jax_array, matrix_product
 from doublecv.distributions import Distribution, event_size
 from doublecv.estimators.averages import correction_magnitude, score_magnitude, weighted_mean
 from doublecv.estimators.couplings import Coupling
@@ -354,7 +354,7 @@ class TabledScores(Parts):
 
     def _weigh(self, table: Float[Array, "rows entries"]) -> Float[Array, "rows elements"]:
         entries = self.entries.reshape(self.entries.shape[0], prod(self.q.batch_shape))
-        return table.astype(entries.dtype, copy=False) @ entries
+        return matrix_product(table.astype(entries.dtype, copy=False), entries)
 
     def vectors(self) -> tuple[Float[Array, "*logits"], dict[str, Float[Array, "*logits"]]]:
         r"""Return :math:`\frac{1}{K} \sum_k w_k s(x_k) - r` for every part."""
