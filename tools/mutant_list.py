@@ -124,10 +124,11 @@ MUTANTS = [
         "difference + q.dot(evaluation.df_mean",
         BATTERY,
     ),
+    Mutant("estimators/averages.py", "return q.dot(v[::-1], score)", "return q.dot(v, score)", BATTERY),
     Mutant(
         "estimators/averages.py",
-        "b = q.dot(total[None] - v, score) / (v.shape[0] - 1)",
-        "b = q.dot(total[None] - v, score) / v.shape[0]",
+        "return q.dot(total[None] - v, score) / (v.shape[0] - 1)",
+        "return q.dot(total[None] - v, score) / v.shape[0]",
         BATTERY,
     ),
     Mutant(
@@ -326,6 +327,7 @@ MUTANTS = [
     Mutant(
         "estimators/judgement.py", "LARGEST_MULTIPLE = 1.5", "LARGEST_MULTIPLE = 1e6", f"{MOMENTS} -k rare_outcomes"
     ),
+    Mutant("estimators/judgement.py", "at_least(entropy, 1)", "at_least(entropy, 2.3)", f"{MOMENTS} -k one_outcome"),
     Mutant("estimators/judgement.py", "too_few_held**2 + ", "", f"{MOMENTS} -k one_outcome"),
     Mutant("estimators/judgement.py", "lower * of_samples, 1)", "lower, 1)", f"{MOMENTS} -k many_samples"),
     Mutant("arrays.py", "range(0, columns, step)", "range(0, columns - 1, step)", "tests/test_numerics.py -k blocks"),
@@ -626,8 +628,9 @@ MUTANTS = [
     ),
     Mutant("torch/nodes.py", "[unit * derivative for derivative", "[1 * derivative for derivative", EQUALITY),
     Mutant("torch/evaluating.py", "new - old > sum(", "new - old > 1 + sum(", TORCH_AUX),
-    Mutant("torch/expectation.py", "rule.check = watched.kept or", "rule.check =", TORCH_AUX),
-    Mutant("torch/expectation.py", "or self._passes % CHECK_EVERY == 0", "", TORCH_AUX),
+    Mutant("torch/expectation.py", "rule.check = scheduled or", "rule.check = scheduled and", TORCH_AUX),
+    Mutant("torch/expectation.py", "rule.check = scheduled or", "rule.check =", TORCH_AUX),
+    Mutant("torch/expectation.py", " and argument._version == version", "", TORCH_AUX),
     # Files of a run.
     Mutant("lab/report/collect.py", ".st_size) < wanted:", ".st_size) < 0:", DAMAGE),
     Mutant("lab/sweep/plan.py", "            read_fields(self.folder /", "            open(self.folder /", DAMAGE),

@@ -118,8 +118,10 @@ def sum_over_samples(v: Array) -> Array:
     r"""Return :math:`\sum_k v_k` over the leading axis.
 
     XLA on a CPU reduces a leading axis several times more slowly than the same additions written out, which it fuses
-    with the operations that made the terms.
+    with the operations that made the terms. NumPy's own function for sums takes several times as long to start.
     """
+    if isinstance(v, np.ndarray):
+        return np.add.reduce(v, axis=0)
     if is_jax_array(v) and 0 < v.shape[0] <= MAX_UNROLLED:
         return reduce(add, (v[k] for k in range(v.shape[0])))
     return namespace(v).sum(v, axis=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
-from math import log2, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
@@ -512,8 +512,3 @@ class Categorical(Distribution):
 def event_size(q: Distribution) -> int:
     """Return the number of coordinates of one gradient."""
     return prod(q.event_shape)
-
-
-def event_bits(q: Distribution) -> float:
-    """Return the logarithm to base 2 of the number of values that one x can have."""
-    return q.event_shape[0] * log2(q.event_shape[1] if q.event_axes == 2 else 2)

@@ -147,13 +147,17 @@ def test_samples_count_as_kept_only_while_something_holds_them(dtype):
 
 @pytest.mark.parametrize("name", ["rloo", "double-cv", "muprop", "quadratic-double-cv", "rebar"])
 @pytest.mark.parametrize("has_aux", [False, True])
-def test_an_f_that_changes_x_in_place_has_the_gradient_of_one_that_does_not(name, has_aux):
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_f_that_changes_x_in_place_has_the_gradient_of_one_that_does_not(name, has_aux, keeps):
     expectation, q, _ = make_all(name, dcv.Bernoulli)
+    kept = []
     options = {"noise": make_noise(expectation.estimator, q), "has_aux": has_aux}
     slope = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
     def in_place(x):
         values = torch.sin(x.mul_(2).sub_(1) @ slope)
+        if keeps:
+            kept.append(x)
         return (values, None) if has_aux else values
 
     def ordinary(x):

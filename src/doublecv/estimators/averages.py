@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from doublecv.arrays import Array, namespace, sum_over_samples
 from doublecv.distributions import Distribution
 
@@ -62,9 +64,11 @@ def dot_with_others(
         others = leave_one_out(v)
         return q.dot(others, score), q.covariance_product(others) / v.shape[0]
     total = sum_over_samples(v)
+    correction = q.covariance_product(total / v.shape[0])
+    if v.shape[0] == 2 and isinstance(v, np.ndarray):
+        return q.dot(v[::-1], score), correction
     # The division comes last because b has one number where v has an event.
-    b = q.dot(total[None] - v, score) / (v.shape[0] - 1)
-    return b, q.covariance_product(total / v.shape[0])
+    return q.dot(total[None] - v, score) / (v.shape[0] - 1), correction
 
 
 def dot_correction(

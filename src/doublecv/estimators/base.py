@@ -268,7 +268,7 @@ class Estimator(ABC):
                 f"learned must be the learned state of the estimator (state.learned), got {type(learned).__name__}"
             )
         # Fixed coefficients, as `optimal_coefficients` returns them, take the place of those that are learned.
-        fixed = learned.numbers.keys() in (set(self.needs.coefficients), set(self.held_names)) and not learned.averages
+        fixed = not learned.averages and learned.numbers.keys() in self._fixed_names
         if (self.needs.sized and q is None) or (fixed and not self.needs.sized):
             return
         wanted_names = self._names if q is None else self.init(q)
@@ -290,6 +290,11 @@ class Estimator(ABC):
                     f"learned.averages[{name!r}] of {type(self).__name__} must have shape {wanted.shape}, got {given}; "
                     f"it is the state of another estimator, start from init"
                 )
+
+    @cached_property
+    def _fixed_names(self) -> tuple[frozenset[str], ...]:
+        """Return the names that numbers have which fix the estimate, with and without more than coefficients."""
+        return frozenset(self.needs.coefficients), frozenset(self.held_names)
 
     @cached_property
     def _names(self) -> Learned:

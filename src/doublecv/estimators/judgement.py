@@ -56,8 +56,8 @@ OF_MIXED, OF_BOUNDED = Trust(caution=0.04, lower=0.35, unseen=0.5), Trust(cautio
 that was not seen yet."""
 
 RARE = 1.5
-"""With B bits per x, `lower` and `unseen` are `1 + RARE / B^2` times as large: few variables have few outcomes, and
-rare ones stay unseen for long."""
+"""With an entropy of B bits, `lower` and `unseen` are `1 + RARE / B^2` times as large: few variables have few outcomes,
+and rare ones stay unseen for long. Variables that are almost certain are few in this sense, however many they are."""
 
 PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 1.5, 4.0, 20.0
 r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate."""
@@ -173,7 +173,6 @@ def split(sums: Float[Array, "*memories s"], system: System) -> Sums:
 def choose(
     judged: Float[Array, "j n"],
     sums: Float[Array, "m s"],
-    bits: Float[Array, ""],
     entropy: Float[Array, ""],
     system: System,
 ) -> tuple[Float[Array, "n"], Float[Array, "j n"]]:
@@ -182,8 +181,7 @@ def choose(
     Args:
         judged: the former candidates, which the sums have judged.
         sums: the sums of every memory.
-        bits: the number of bits of an x.
-        entropy: the entropy of x in bits, which takes the place of their number for bounded control variates.
+        entropy: the entropy of x in bits.
         system: the coefficients that are solved for.
     """
     xp, (count, n), memories = namespace(sums), judged.shape, len(MEMORIES)
@@ -191,7 +189,7 @@ def choose(
     learned, caution, lower, seen_none, of_set, of_bounded = (
         xp.asarray(values, dtype=sums.dtype, device=device(sums)) for values in _constants(system)
     )
-    bits = at_least(xp.where(of_bounded > 0, entropy, bits), 1)
+    bits = at_least(entropy, 1)
 
     now = split(sums, system)
     own, squares = now.own, now.judged_squares

@@ -99,7 +99,7 @@ class LinearEstimator(Estimator):
         solved = moments.coefficients({name: detach(value) for name, value in learned.averages.items()})
         return {name: solved[index] for index, name in enumerate(names)}
 
-    @property
+    @cached_property
     def held_names(self) -> tuple[str, ...]:
         """Return the names of the coefficients and, where some are bounded, of the floor."""
         return (*self.needs.coefficients, *(("floor",) if self.bounded else ()))

@@ -26,8 +26,8 @@ use earlier steps only, so the estimate stays unbiased.
    times the mean counts as much less: its factor is judged like that of others, but it does not decide alone.
 4. **A weighted choice.** The coefficients are the average of :math:`t c` over candidates and memories, with weights
    that grow exponentially with the judged gain times the number of judged elements. RLOO takes part with the gain 0.
-   A candidate starts with the weight :math:`\exp(-\lambda (\nu_1 n^2 / (N B))^2)`, where B is the number of bits of an
-   x: it may have been good for as long as its memory held many elements, and now rest on one. The weight of a solution
+   A candidate starts with the weight :math:`\exp(-\lambda (\nu_1 n^2 / (N B))^2)`, where B is the entropy of x in bits:
+   it may have been good for as long as its memory held many elements, and now rest on one. The weight of a solution
    for a set has one more factor, :math:`\exp(-\lambda (1 + (\nu n^2 / (M B))^2))` with M judged elements. It is used
    only if it is better than the multiple of u and was judged on many more numbers than it has coefficients: with few
    outcomes it fits all that were seen, whatever the others are. Before the first judgement the coefficients are 0,
@@ -35,8 +35,8 @@ use earlier steps only, so the estimate stays unbiased.
 
 Every step is measured in units of the running scale of :math:`g_0` (:mod:`doublecv.estimators.scale`), so the scale of
 f does not matter. **Bounded** control variates have the direction of the gradient of f and the length of its running
-norm (:mod:`doublecv.estimators.norm`). No outcome makes them very large, so they are trusted sooner than the others,
-with the entropy of x in bits as B. :mod:`doublecv.estimators.judgement` has the candidates and their weights.
+norm (:mod:`doublecv.estimators.norm`). No outcome makes them very large, so they are trusted sooner than the others.
+:mod:`doublecv.estimators.judgement` has the candidates and their weights.
 
 The statistics are sums over batch elements: those of several calls, of the parts of a vmap or of several devices add
 up. If they are averaged over n devices where they should be added up, the judgement takes the batch to be n times
@@ -54,7 +54,7 @@ import numpy as np
 from array_api_compat import device
 
 from doublecv.arrays import Array, at_least, matrix_product, namespace
-from doublecv.distributions import Distribution, event_bits, event_size
+from doublecv.distributions import Distribution, event_size
 from doublecv.estimators import norm
 from doublecv.estimators.judgement import MEMORIES, System, choose, shapes, split
 from doublecv.estimators.parts import Parts
@@ -96,8 +96,7 @@ def start(system: System) -> dict[str, Any]:
 
 def empty_statistics(system: System) -> dict[str, Any]:
     """Return the statistics of no batch element."""
-    names = ("weight", "bits", *(("entropy",) if system.bounded else ()))
-    empty = {"sums": np.zeros(sum(map(prod, shapes(system)))), **{name: np.zeros(()) for name in names}}
+    empty = {"sums": np.zeros(sum(map(prod, shapes(system)))), "weight": np.zeros(()), "entropy": np.zeros(())}
     return empty | norm.empty_statistics() if system.bounded else empty
 
 
@@ -148,13 +147,11 @@ def statistics(
     scaled = xp.reshape(q.scale(xp.sqrt(weight), stacked), flat.shape)
     linear = xp.concat([xp.where(counts, magnitude, xp.zeros_like(magnitude)), with_g0, square, own])
     squared = xp.concat([own**2, with_g0**2, with_g0 * square, square**2])
-    total = xp.sum(weight)
+    entropy = xp.where(counts, xp.astype(q.visited_entropy(), dtype), xp.zeros_like(weight))
     products = xp.reshape(matrix_product(scaled, scaled.T), (-1,))
     sums = xp.concat([products, _sum(xp, weight, linear), _sum(xp, weight**2, squared)])
-    statistics = {"sums": sums, "weight": total, "bits": event_bits(q) * total}
+    statistics = {"sums": sums, "weight": xp.sum(weight), "entropy": xp.sum(weight * entropy) / log(2)}
     if system.bounded:
-        entropy = xp.where(counts, xp.astype(q.visited_entropy(), dtype), xp.zeros_like(weight))
-        statistics["entropy"] = xp.sum(weight * entropy) / log(2)
         assert parts.norm is not None
         statistics |= norm.statistics(averages, xp.astype(parts.norm, dtype), weight)
     return statistics
@@ -212,8 +209,7 @@ def advance(
     step = xp.concat([step[:-of_squares], squared])
     decay = array(MEMORIES)
     moved = {"sums": (decay[:, None] * sums + step) * conversion, "steps": decay * averages["steps"] + one}
-    bits, entropy = (statistics[name] / safe_weight for name in ("bits", "entropy" if system.bounded else "bits"))
-    chosen, candidates = choose(averages["candidates"], moved["sums"], bits, entropy, system)
+    chosen, candidates = choose(averages["candidates"], moved["sums"], statistics["entropy"] / safe_weight, system)
     moved |= {"coefficients": chosen * xp.exp(log_unit / 2), "candidates": candidates} | of_running_norm
     sane = usable & xp.all(xp.isfinite(candidates)) & xp.all(xp.isfinite(chosen))
     return {name: xp.where(sane, value, averages[name]) for name, value in moved.items()} | scale.state

@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -270,7 +270,8 @@ def measure(name: str, problem: HarmProblem, steps: int = STEPS, numbers: int = 
     return HarmRow(problem.name, name, checkpoints, tuple(map(float, ratios)), tuple(map(float, errors)))
 
 
-@cache
+# A compiled program holds about a thousand memory maps, of which a process may have 65,530 on Linux.
+@lru_cache(maxsize=24)
 def _program(estimator: Estimator, problem: HarmProblem, checkpoints: tuple[int, ...], numbers: int) -> Any:
     """Return the compiled run, which problems of the same shape share."""
     kind, expectation, rloo = KINDS[problem.kind], Expectation(estimator), Expectation(estimators.RLOO(problem.samples))

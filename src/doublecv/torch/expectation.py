@@ -45,7 +45,7 @@ kept, such as a hidden layer, is not seen: PyTorch adds up the gradients that re
 from.
 """
 
-ALWAYS, EVERY = 64, 20
+ALWAYS, EVERY = 64, 32
 """The running averages of coefficients move in the first `ALWAYS` backward passes, and later less often, from `ALWAYS`
 times `EVERY` passes on in every `EVERY`-th one.
 
@@ -79,8 +79,8 @@ class Expectation(nn.Module):
 
     The numbers that the estimator learns are parameters of this module: hand `expectation.parameters()` to an optimizer
     together with the model's. Running averages are buffers, which move by themselves in the backward pass while the
-    module is in training mode, as those of batch normalization do: in every pass at first, and from 1,280 passes on in
-    every twentieth.
+    module is in training mode, as those of batch normalization do: in every pass at first, and from 2,048 passes on in
+    every thirty-second.
 
     From one forward and one backward pass of f, `backward` gives
 
@@ -219,13 +219,20 @@ class Expectation(nn.Module):
         side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
         rule = Rule(estimator, q.with_logits, held, fixed, pullback, self._report)
         x, channel = sample(rule, side, q.logits, samples, parameters)
-        # A copy, because f may change its argument in place.
-        values, aux = checked(x.clone() if estimator.needs.gradient else samples.clone())
-        rule.check = watched.kept or self._passes % CHECK_EVERY == 0
-        if estimator.needs.gradient and rule.check:
-            check_gradient_exists(values, x, estimator)
-        if estimator.needs.gradient and (has_aux or rule.check or estimator.needs.bound):
+        needed = estimator.needs.gradient
+        scheduled = self._passes % CHECK_EVERY == 0
+        if needed and (has_aux or scheduled or estimator.needs.bound):
+            # x itself is differentiated later, and f may change its argument in place.
+            rule.x, argument = x, x.clone()
+        else:
+            argument = x if needed else samples.clone()
+        version = argument._version
+        values, aux = checked(argument)
+        if needed and watched.kept and rule.x is None and argument._version == version:
             rule.x = x
+        rule.check = scheduled or (watched.kept and rule.x is not None)
+        if needed and rule.check:
+            check_gradient_exists(values, x, estimator)
         value = mean(rule, values, channel)
         return (value, auxiliary(rule, aux)) if has_aux else value
 

@@ -199,7 +199,9 @@ class _Sample(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, samples, *side, *rule.learned.numbers.values(), *parameters)
         q = rule.family(logits)
-        return samples.view_as(samples), torch.zeros(q.batch_shape, dtype=samples.dtype, device=logits.device)
+        # A copy where f receives it, because f may change its argument in place.
+        x = samples.clone() if rule.estimator.needs.gradient else samples.view_as(samples)
+        return x, torch.zeros(q.batch_shape, dtype=samples.dtype, device=logits.device)
 
     @staticmethod
     def backward(ctx: Any, weighted_df: Tensor | None, weight: Tensor | None) -> tuple[Tensor | None, ...]:
