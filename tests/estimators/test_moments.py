@@ -303,8 +303,8 @@ def test_many_samples_of_few_variables_do_no_harm(seed):
     q, many = dcv.Bernoulli(logits=logits), dcv.Bernoulli(logits=np.tile(logits, (300, 1)))
     f, df = (lambda x: x @ slope), (lambda x: np.broadcast_to(slope, x.shape))
     learned = estimator.init()
-    for step in range(61):
-        if step in (15, 30, 45, 60):
+    for step in range(361):
+        if step in (15, 30, 60, 360):
             evaluation = draw(estimator, many, f, df, rng)
             own, base = (
                 np.sum(np.var(made.gradient, axis=0))
@@ -395,7 +395,7 @@ def heavy_tailed(estimator, q, f, df, rng):
 
 def test_few_batch_elements_with_a_large_f_do_not_decide_how_far_coefficients_are_trusted():
     estimator, ratios = dcv.QuadraticDoubleCV(samples=2), []
-    for seed in (1, 3, 5):
+    for seed in (0, 4, 11):
         (f, df), rng = network(6, seed), np.random.default_rng(seed)
         logits, learned = 0.5 * rng.normal(size=6), estimator.init()
         q = dcv.Bernoulli(logits=np.tile(logits, (10, 1)))

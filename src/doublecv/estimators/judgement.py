@@ -207,16 +207,16 @@ def choose(
     unseen = xp.reshape(xp.sum(sizes, axis=-1) / (own + TINY), (-1,))
     rare = 1 + RARE / bits**2
     # With many samples of few variables g0 is mostly its mean: for a linear f, only a share of bits / (bits + K) of
-    # g0 . g0 is noise. The products v . g0 then scatter by v . E[g0], which says nothing about the noise.
-    of_samples = xp.sqrt((bits + system.samples) / (bits + 2))
+    # g0 . g0 is noise, here relative to K = 2. The products v . g0 scatter by v . E[g0], which says nothing about it.
+    noise = (bits + 2) / (bits + system.samples)
     added = own / (elements + TINY) * (left_over + seen_none * rare * unseen)
     cautious = -with_g0 / (square + added + TINY)
-    factor = at_most(at_least(cautious - at_most(lower * of_samples, 1) * rare * error, 0), 1)
+    factor = at_most(at_least(cautious - at_most(lower / xp.sqrt(noise), 1) * rare * error, 0), 1)
     gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
     held = xp.reshape(elements * xp.ones_like(xp.reshape(learned, (memories, -1))), (-1,))
     few = 1 + of_bounded * (FEW_BITS / bits) ** 4
-    numbers = caution * few * learned**2 / bits * of_samples
+    numbers = caution * few * learned**2 / (bits * noise)
     too_few_held = at_most(HELD_NUMBERS * numbers / (held + TINY), 1e3)
     too_few_judged = at_most(JUDGED_NUMBERS * numbers / (elements + TINY), 1e3)
     penalty = PRIOR * (too_few_held**2 + of_set * (1 + too_few_judged**2))

@@ -38,6 +38,13 @@ def test_the_quadratic_form_does_not_hurt(problem):
     assert row.mean < 1.02
 
 
+def test_many_samples_of_few_variables_do_no_harm_in_early_steps():
+    problem = HarmProblem("network", 32, 5, seed=8)
+    row = harm.measure("quadratic-double-cv", problem, steps=150, numbers=100_000)
+    assert row.worst <= 1.1
+    assert row.mean < 0.8
+
+
 def test_a_batch_lets_the_coefficients_work_at_once():
     row = harm.measure("quadratic-double-cv", HarmProblem("quadratic", 2, 5, 50, seed=3), steps=100, numbers=20_000)
     assert row.ratios[-1] < 0.7
