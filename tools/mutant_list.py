@@ -330,6 +330,12 @@ MUTANTS = [
     Mutant("estimators/judgement.py", "at_least(entropy, 1)", "at_least(entropy, 2.3)", f"{MOMENTS} -k one_outcome"),
     Mutant("estimators/judgement.py", "too_few_held**2 + ", "", f"{MOMENTS} -k one_outcome"),
     Mutant("estimators/judgement.py", "lower / xp.sqrt(noise), 1)", "lower, 1)", f"{MOMENTS} -k many_samples"),
+    Mutant(
+        "estimators/judgement.py",
+        "at_most(MANY_BITS / bits, 1) * now.magnitude",
+        "now.magnitude",
+        f"{MOMENTS} -k small_coefficients",
+    ),
     Mutant("arrays.py", "range(0, columns, step)", "range(0, columns - 1, step)", "tests/test_numerics.py -k blocks"),
     Mutant("estimators/judgement.py", "/ (bits * noise)", "/ bits", "tests/lab/bench/test_harm.py -k many"),
     Mutant("estimators/judgement.py", "+ learned / (held + TINY), 0)", "+ 0 * learned, 0)", f"{MOMENTS} -k equation"),

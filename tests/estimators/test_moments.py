@@ -317,6 +317,27 @@ def test_many_samples_of_few_variables_do_no_harm(seed):
     assert max(ratios) <= 1.1
 
 
+def test_with_many_variables_small_coefficients_are_found_soon():
+    """The toy problem: b is 500 times as large as f, and the terms of its control variate cancel but for a rest."""
+    estimator, rloo, rng = dcv.DoubleCV(samples=2), dcv.RLOO(samples=2), np.random.default_rng(0)
+    f, df = (lambda x: np.mean((x - 0.499) ** 2, axis=-1)), (lambda x: 2 * (x - 0.499) / 200)
+    logits, square, learned = np.zeros((1, 200)), 0.0, estimator.init()
+    for _ in range(300):
+        q = dcv.Bernoulli(logits=logits)
+        applied = estimator.apply(q, draw(estimator, q, f, df, rng), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+        # RMSprop with rate 0.01, upwards.
+        square = 0.9 * square + 0.1 * applied.gradient**2
+        logits = logits + 0.01 * applied.gradient / (np.sqrt(square) + 1e-7)
+    many = dcv.Bernoulli(logits=np.tile(logits, (500, 1)))
+    evaluation = draw(estimator, many, f, df, rng)
+    own, base = (
+        np.sum(np.var(made.gradient, axis=0))
+        for made in (estimator.apply(many, evaluation, learned), rloo.apply(many, evaluation))
+    )
+    assert own < 0.6 * base
+
+
 def almost_linear(x):
     return 1.3 * x[..., 0] - 0.7 * x[..., 1] + 0.5 * x[..., 0] * x[..., 1] + 0.37
 

@@ -59,6 +59,10 @@ RARE = 1.5
 """With an entropy of B bits, `lower` and `unseen` are `1 + RARE / B^2` times as large: few variables have few outcomes,
 and rare ones stay unseen for long. Variables that are almost certain are few in this sense, however many they are."""
 
+MANY_BITS = 10.0
+"""With an entropy of B bits, more than these, the size before cancellation counts `MANY_BITS / B` times: the control
+variates are sums over all variables; where there are many, their terms cancel in nearly every outcome or in none."""
+
 PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 1.5, 4.0, 20.0
 r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate."""
 
@@ -192,6 +196,7 @@ def choose(
     bits = at_least(entropy, 1)
 
     now = split(sums, system)
+    now = now._replace(magnitude=at_most(MANY_BITS / bits, 1) * now.magnitude)
     own, squares = now.own, now.judged_squares
     elements = own**2 / (now.own_square + TINY)
     with_g0, square = now.judged[:, 0], now.judged[:, 1]

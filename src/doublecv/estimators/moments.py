@@ -18,7 +18,8 @@ use earlier steps only, so the estimate stays unbiased.
        S_{ii}^{-2} = A_{ii} + \eta m,
 
    where m is the mean square of the terms that the parts are differences of (`Parts.magnitude`) and :math:`\eta` is one
-   of `MAGNITUDE_SHARES`. A control variate that is small by cancellation or rounding is therefore not blown up.
+   of `MAGNITUDE_SHARES`; with an entropy of B > `MANY_BITS` bits, m counts `MANY_BITS / B` times. A control variate
+   that is small by cancellation or rounding is therefore not blown up.
 3. **Out-of-sample judgement.** Each candidate is applied to the next step, before that step enters the moments. With
    :math:`v = \sum_i c_i h_i` for the candidate c, the sums of :math:`v \cdot g_0` and :math:`v \cdot v` in each memory
    give the best factor :math:`t = -E[v \cdot g_0] / E[v \cdot v]` and its standard error. The candidate is used with a
