@@ -365,6 +365,18 @@ MUTANTS = [
     ),
     Mutant("estimators/surrogate.py", "direction=evaluation.df,", "", f"{SURROGATE} -k direction_of_the_gradient"),
     Mutant(
+        "estimators/surrogate.py",
+        "_has_fallen(judged) | (",
+        "(",
+        "tests/estimators/test_surrogate_factor.py -k uses_no_control_variate",
+    ),
+    Mutant(
+        "estimators/surrogate.py",
+        ' | (judged["log_excess"] > JUMP)',
+        "",
+        "tests/estimators/test_surrogate_factor.py -k uses_no_control_variate",
+    ),
+    Mutant(
         "estimators/quadratic.py",
         "compensator_along, (_, square_along)",
         "_, (_, square_along)",

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import numpy as np
-from array_api_compat import device
 
 from doublecv.arrays import Array, detach, namespace
 from doublecv.distributions import Distribution
@@ -138,18 +137,15 @@ class LinearEstimator(Estimator):
         return moments.advance(averages, statistics, self._system) if averages else {}
 
     @final
-    def leave_out_bounded(self, averages: Mapping[str, Any], condition: Bool[Array, ""]) -> dict[str, Any]:
-        """Return averages whose bounded control variates are not used in the next step where the condition holds.
+    def leave_out(self, averages: Mapping[str, Any], condition: Bool[Array, ""]) -> dict[str, Any]:
+        """Return averages with which the next step uses no control variate, where the condition holds.
 
-        An estimator that wraps this one knows by it that f will be much smaller in the next step than in this one.
+        They stay judged and solved for. An estimator that wraps this one knows by the condition that the f of the next
+        step will be unlike that of the earlier ones.
         """
-        if not self.bounded:
-            return dict(averages)
         solved = averages["coefficients"]
-        xp, names = namespace(solved), self.needs.coefficients
-        kept = np.array([float(name not in self.bounded) for name in names])
-        kept = xp.asarray(kept, dtype=solved.dtype, device=device(solved))
-        return {**averages, "coefficients": xp.where(condition, kept * solved, solved)}
+        xp = namespace(solved)
+        return {**averages, "coefficients": xp.where(condition, xp.zeros_like(solved), solved)}
 
 
 def fixed_coefficients(values: Mapping[str, Any]) -> Learned:

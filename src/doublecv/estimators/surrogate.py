@@ -19,7 +19,7 @@ from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.judgement import System
 from doublecv.estimators.linear import LinearEstimator
 from doublecv.estimators.parts import WeightedScores
-from doublecv.estimators.scale import FALL
+from doublecv.estimators.scale import FALL, JUMP
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -256,8 +256,9 @@ class LearnedSurrogate(Estimator):
         judged = moments.advance(judged, statistics_judged, self._factor, sees_f=False)
         of_base = self.base.advance(of_base, statistics_of_base)
         if isinstance(self.base, LinearEstimator) and of_base:
-            # Without the surrogate, the residual of the next step is as small as f has become.
-            of_base = self.base.leave_out_bounded(of_base, _has_fallen(judged))
+            # Its coefficients are those of a residual. Without the surrogate it gets f itself, and where f may have
+            # become much larger, the surrogate leaves nearly all of it.
+            of_base = self.base.leave_out(of_base, _has_fallen(judged) | (judged["log_excess"] > JUMP))
         return of_base | _prefixed(judged)
 
 
