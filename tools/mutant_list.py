@@ -337,6 +337,7 @@ MUTANTS = [
         f"{MOMENTS} -k small_coefficients",
     ),
     Mutant("arrays.py", "range(0, columns, step)", "range(0, columns - 1, step)", "tests/test_numerics.py -k blocks"),
+    Mutant("estimators/judgement.py", "at_most(1 / noise, 2) * ", "", "tests/lab/bench/test_harm.py -k many"),
     Mutant("estimators/judgement.py", "/ (bits * noise)", "/ bits", "tests/lab/bench/test_harm.py -k many"),
     Mutant("estimators/judgement.py", "+ learned / (held + TINY), 0)", "+ 0 * learned, 0)", f"{MOMENTS} -k equation"),
     Mutant(
@@ -420,11 +421,17 @@ MUTANTS = [
         "Average(weights[0], self.covariance)",
         BATTERY,
     ),
+    Mutant(
+        "estimators/quadratic.py",
+        "has_direction, one /",
+        "has_direction, 1 /",
+        "tests/estimators/test_norm.py -k orders",
+    ),
     Mutant("estimators/quadratic.py", "Average(weights[1], moment)", "Average(weights[0], moment)", BATTERY),
     Mutant(
         "estimators/quadratic.py",
-        "xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(floored))",
-        "1 / (floored + least**0.5)",
+        "xp.where(has_direction, one / (floored + least**0.5), xp.zeros_like(floored))",
+        "one / (floored + least**0.5)",
         f"{MOMENTS} -k almost_0",
     ),
     Mutant(

@@ -63,8 +63,9 @@ MANY_BITS = 10.0
 """With an entropy of B bits, more than these, the size before cancellation counts `MANY_BITS / B` times: the control
 variates are sums over all variables; where there are many, their terms cancel in nearly every outcome or in none."""
 
-PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 1.5, 4.0, 20.0
-r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate."""
+PRIOR, HELD_NUMBERS, JUDGED_NUMBERS = 1.5, 2.0, 10.0
+r"""The :math:`\lambda`, :math:`\nu_1` and :math:`\nu` in the first weight of a candidate. With many samples of few
+variables, :math:`\nu` is up to twice as large."""
 
 FEW_BITS = 4.0
 """With an entropy of B bits, `caution` of bounded control variates is `1 + (FEW_BITS / B)^4` times as large: along few
@@ -223,7 +224,8 @@ def choose(
     few = 1 + of_bounded * (FEW_BITS / bits) ** 4
     numbers = caution * few * learned**2 / (bits * noise)
     too_few_held = at_most(HELD_NUMBERS * numbers / (held + TINY), 1e3)
-    too_few_judged = at_most(JUDGED_NUMBERS * numbers / (elements + TINY), 1e3)
+    judged_numbers = JUDGED_NUMBERS * at_most(1 / noise, 2) * numbers
+    too_few_judged = at_most(judged_numbers / (elements + TINY), 1e3)
     penalty = PRIOR * (too_few_held**2 + of_set * (1 + too_few_judged**2))
     support = gain * elements - penalty
     highest = at_least(xp.max(support), 0)

@@ -3,7 +3,7 @@ r"""The running norm of the gradient of f, in whose units bounded control variat
 A bounded control variate has the direction of the gradient instead of the gradient :math:`G_j` with the squared norm
 :math:`N_j`. To have the unit of f, as all others have, it is multiplied by a running norm:
 
-.. math:: e^{m/2} \, G_j \, / \max\big(\sqrt{N_j}, \, \ell\big).
+.. math:: e^{m/2} \, \sqrt{N_j} \, G_j \, / \max\big(\sqrt{N_j}, \, \ell\big)^2.
 
 m is a running mean over steps of :math:`z = 2 \log \mathrm{mean}_j \sqrt{N_j}`, the mean over the samples of a step.
 The mean comes before the logarithm because training may move most samples to where f is flat, as for a steep sigmoid:
@@ -12,9 +12,10 @@ the logarithms of their norms fall without end, while the few samples at which f
 once.
 
 1. **The floor** :math:`\ell = \exp\big((E[\log N_j] - c \, \mathrm{Var}[\log N_j]) / 2\big)`, with the mean and the
-   variance over the samples, lies below most :math:`\sqrt{N_j}`. A fall of f makes the norm smaller than the floor, and
-   the control variate becomes smaller with f in the same step. If :math:`\log N_j` has a large variance, as for the
-   exponential of a linear function, the floor is low and does little.
+   variance over the samples, lies below most :math:`\sqrt{N_j}`. A large fall of f makes the norm smaller than the
+   floor, and the control variate becomes smaller in the same step, as the square of f: where :math:`\log N_j` has a
+   large variance, as for the exponential of a linear function, the floor is low, and what is proportional to f there
+   could be much larger than :math:`g_0`. A small fall then does not reach the floor.
 2. **A test for a fall** after each step. z, and its mean over recent steps, is compared with m in units of its standard
    deviation over steps. If it is `CLEAR` deviations below, m follows at once. From `DOUBT` deviations on, the control
    variates of the next step are made smaller, to the lower confidence limit that is `MARGIN` deviations lower. If m

@@ -58,9 +58,12 @@ class QuadraticDoubleCV(LinearEstimator):
     :math:`n_j = E[(G_j^T (x - \mu))^2] = G_j^T M G_j`, :math:`\sqrt{N_j} = \sqrt{n_j} + \epsilon`,
     :math:`Q_{kj} = (P_{kj}^2 - n_j) / \sqrt{N_j}` and :math:`T(G) = E[s(x) (G^T (x - \mu))^2]`.
 
-    :math:`b_k` has the same terms with the direction of the gradient, :math:`D_j = G_j / \max(\sqrt{N_j}, \ell)`, in
-    the place of :math:`G_j`, without the squares of the sample's own and the norm. It does not become larger where f is
-    steep, nor does it vanish where f is flat. Its corrections are :math:`M D_j` and :math:`T(D_j)`. The floor
+    :math:`b_k` has the same terms with the direction of the gradient,
+
+    .. math:: D_j = \sqrt{N_j} \, G_j / \max(\sqrt{N_j}, \ell)^2,
+
+    in the place of :math:`G_j`, without the squares of the sample's own and the norm. It does not become larger where f
+    is steep, nor does it vanish where f is flat. Its corrections are :math:`M D_j` and :math:`T(D_j)`. The floor
     :math:`\ell`, which is smaller than most :math:`\sqrt{N_j}`, is learned (`doublecv.estimators.norm`).
 
     It is unbiased because, given the other samples, :math:`E[P_{kj} s(x_k)] = M G_j` and
@@ -130,7 +133,8 @@ class QuadraticDoubleCV(LinearEstimator):
             floored = xp.maximum(floored, xp.asarray(evaluation.floor, dtype=floored.dtype, device=device(floored)))
         # A gradient whose square is rounded to 0 has no direction.
         has_direction = of_direction.square > least / float(xp.finfo(floored.dtype).eps)
-        to_unit = xp.where(has_direction, 1 / (floored + least**0.5), xp.zeros_like(floored))
+        one = of_direction.norm / (floored + least**0.5)
+        to_unit = xp.where(has_direction, one / (floored + least**0.5), xp.zeros_like(floored))
         compensator, (square, square_along) = of_gradient.squares(q, score, (inverse, to_unit**2))
         linear, linear_along = of_gradient.linear(q, (xp.ones_like(inverse), to_unit))
         compensator_along = compensator
