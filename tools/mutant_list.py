@@ -314,13 +314,13 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/judgement.py",
-        "cautious - at_most(lower",
-        "cautious + at_most(lower",
+        "cautious - lower * rare",
+        "cautious + lower * rare",
         f"{MOMENTS} -k 'becomes_rare or few_categories'",
     ),
     Mutant(
         "estimators/moments.py",
-        "xp.exp(-xp.where(scale.starting, scale.moved_by, zero) * orders)",
+        "xp.exp(-xp.where(running.starting, running.moved_by, zero) * orders)",
         "xp.exp(-zero * orders)",
         f"{MOMENTS} -k used_soon",
     ),
@@ -329,7 +329,12 @@ MUTANTS = [
     ),
     Mutant("estimators/judgement.py", "at_least(entropy, 1)", "at_least(entropy, 2.3)", f"{MOMENTS} -k one_outcome"),
     Mutant("estimators/judgement.py", "too_few_held**2 + ", "", f"{MOMENTS} -k one_outcome"),
-    Mutant("estimators/judgement.py", "lower / xp.sqrt(noise), 1)", "lower, 1)", f"{MOMENTS} -k many_samples"),
+    Mutant(
+        "estimators/moments.py", "scale.has_fallen(running.state) & (", "False & (", "tests/estimators/test_scale.py"
+    ),
+    Mutant("estimators/scale.py", "-CLEAR * xp.sqrt(", "-3 * CLEAR * xp.sqrt(", "tests/estimators/test_scale.py"),
+    Mutant("estimators/scale.py", "xp.where(returned, earlier, log_own)", "log_own", "tests/estimators/test_scale.py"),
+    Mutant("estimators/scale.py", "else (larger, lowest)", "else (larger, FALL)", "tests/estimators/test_scale.py"),
     Mutant(
         "estimators/judgement.py",
         "at_most(MANY_BITS / bits, 1) * now.magnitude",
@@ -367,7 +372,7 @@ MUTANTS = [
     Mutant("estimators/surrogate.py", "direction=evaluation.df,", "", f"{SURROGATE} -k direction_of_the_gradient"),
     Mutant(
         "estimators/surrogate.py",
-        "_has_fallen(judged) | (",
+        "has_fallen(judged) | (",
         "(",
         "tests/estimators/test_surrogate_factor.py -k uses_no_control_variate",
     ),
@@ -513,8 +518,8 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/surrogate.py",
-        'judged["log_own"] < FALL',
-        'judged["log_own"] < 20 * FALL',
+        "xp.where(has_fallen(judged.averages), xp.zeros_like(factor), factor)",
+        "factor",
         "tests/estimators/test_surrogate_factor.py -k left_out",
     ),
     Mutant("estimators/surrogate.py", "slope + across - diagonal * score\n", "slope + across\n", SURROGATE),

@@ -27,7 +27,7 @@ def test_the_estimate_is_unbiased_whatever_the_state(base):
     q, estimator = dcv.Bernoulli(logits=np.array([[0.2, -0.4, 1.0]])), dcv.LearnedSurrogate(base)
     rng, start = np.random.default_rng(0), estimator.init(q)
     learned = type(start)(*({name: rng.normal(size=np.shape(value)) for name, value in tree.items()} for tree in start))
-    learned.averages["surrogate_coefficients"] = np.array([0.7])
+    learned.averages["surrogate_coefficients"], learned.averages["surrogate_log_fallen"] = np.array([0.7]), np.zeros(())
     moments = exact_moments(quadratic, q, estimator, learned, df=quadratic_df)
     np.testing.assert_allclose(moments.mean, exact_gradient(quadratic, q), atol=1e-10)
     without = exact_moments(quadratic, q, estimator, start, df=quadratic_df)

@@ -217,7 +217,7 @@ def choose(
     noise = (bits + 2) / (bits + system.samples)
     added = own / (elements + TINY) * (left_over + seen_none * rare * unseen)
     cautious = -with_g0 / (square + added + TINY)
-    factor = at_most(at_least(cautious - at_most(lower / xp.sqrt(noise), 1) * rare * error, 0), 1)
+    factor = at_most(at_least(cautious - lower * rare * error, 0), 1)
     gain = -factor * (2 * with_g0 + factor * square) / (own + TINY)
 
     held = xp.reshape(elements * xp.ones_like(xp.reshape(learned, (memories, -1))), (-1,))

@@ -56,10 +56,10 @@ from array_api_compat import device
 
 from doublecv.arrays import Array, at_least, matrix_product, namespace
 from doublecv.distributions import Distribution, event_size
-from doublecv.estimators import norm
+from doublecv.estimators import norm, scale
 from doublecv.estimators.judgement import MEMORIES, System, choose, shapes, split
 from doublecv.estimators.parts import Parts
-from doublecv.estimators.scale import TINY, follow
+from doublecv.estimators.scale import TINY
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -87,10 +87,7 @@ def start(system: System) -> dict[str, Any]:
         "candidates": np.zeros((system.candidates, system.number)),
         "sums": np.zeros((memories, sum(map(prod, shapes(system))))),
         "steps": np.zeros(memories),
-        "log_scale": np.zeros(()),
-        "log_excess": np.zeros(()),
-        "log_own": np.zeros(()),
-        "log_peak": np.zeros(()),
+        **scale.start(),
         **(norm.start() if system.bounded else {}),
     }
 
@@ -186,23 +183,23 @@ def advance(
         for products in (raw / safe_weight, sums[-1] / xp.where(known, steps, one))
     )
     own, size = squares[0], xp.sum(squares)
-    scale = follow(averages, own, size, xp.sum(earlier), steps, sees_f=sees_f, bounded=bool(system.bounded))
-    usable = (weight > 0) & xp.isfinite(size) & (size > 0) & scale.plausible & (known | scale.measured)
+    running = scale.follow(averages, own, size, xp.sum(earlier), steps, sees_f=sees_f, bounded=bool(system.bounded))
+    usable = (weight > 0) & xp.isfinite(size) & (size > 0) & running.plausible & (known | running.measured)
     usable = usable & xp.all(xp.isfinite(raw))
 
     # The first step is its own unit; later ones come in units of the steps before them.
-    unit = xp.where(known, xp.exp(-scale.jump), 1 / xp.where(scale.measured, own, one))
+    unit = xp.where(known, xp.exp(-running.jump), 1 / xp.where(running.measured, own, one))
     too_large = xp.where(known, own * unit / (LARGEST * earlier[0] + TINY), zero)
     share = safe_weight * xp.where(too_large > 1, too_large, one)
     orders, of_norm, of_products = (array(values) for values in _exponents(system))
     step = xp.where(usable, raw, xp.zeros_like(raw)) * (unit / share) ** orders
-    conversion = xp.exp(-xp.where(scale.starting, scale.moved_by, zero) * orders)
+    conversion = xp.exp(-xp.where(running.starting, running.moved_by, zero) * orders)
     log_unit, of_running_norm = array(np.zeros(n)), {}
     if system.bounded:
-        followed = norm.follow(averages, statistics["norms"], weight, at_least(scale.jump, 0))
+        followed = norm.follow(averages, statistics["norms"], weight, at_least(running.jump, 0))
         log_unit, of_running_norm = array(system.is_bounded)[1:] * followed.state["log_unit"], followed.state
         # The control variates that were judged in a step with a jump were partly in the former unit.
-        step = xp.where(scale.jumped, step * of_products, step) * xp.exp(followed.of_step * of_norm)
+        step = xp.where(running.jumped, step * of_products, step) * xp.exp(followed.of_step * of_norm)
         conversion = conversion * xp.exp(followed.of_earlier * of_norm)
     of_squares = 1 + 3 * system.candidates
     # The squares of the first step may have been rounded to 0; it counts as one element.
@@ -211,9 +208,15 @@ def advance(
     decay = array(MEMORIES)
     moved = {"sums": (decay[:, None] * sums + step) * conversion, "steps": decay * averages["steps"] + one}
     chosen, candidates = choose(averages["candidates"], moved["sums"], statistics["entropy"] / safe_weight, system)
+    if system.bounded:
+        # Bounded control variates do not become smaller with f by themselves, nor can those that are used with them.
+        fall = norm.fall(of_running_norm)
+        chosen = xp.where(
+            scale.has_fallen(running.state) & (fall < -running.state["log_fallen"] / 2), 0 * chosen, chosen
+        )
     moved |= {"coefficients": chosen * xp.exp(log_unit / 2), "candidates": candidates} | of_running_norm
     sane = usable & xp.all(xp.isfinite(candidates)) & xp.all(xp.isfinite(chosen))
-    return {name: xp.where(sane, value, averages[name]) for name, value in moved.items()} | scale.state
+    return {name: xp.where(sane, value, averages[name]) for name, value in moved.items()} | running.state
 
 
 @cache

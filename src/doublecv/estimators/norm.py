@@ -95,6 +95,11 @@ def statistics(
     return {"norms": xp.stack([xp.sum(term) for term in terms])}
 
 
+def fall(state: Mapping[str, Any]) -> Float[Array, ""]:
+    """Return how far the logarithm of the squared unit is below that before the last falls."""
+    return state["norm_fallen"] + state["log_norm"] - state["log_unit"]
+
+
 class Followed(NamedTuple):
     """Hold how the running norm moved in one step.
 

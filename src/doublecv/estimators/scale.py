@@ -3,6 +3,11 @@ r"""The running scale of :math:`g_0`, in whose units the steps of a run are comp
 The scale is the running geometric mean of :math:`g_0 \cdot g_0`. Steps in which all samples have the same f say nothing
 about it. A step whose parts are thousands of times larger than before is left out; if the next one is as large, the
 scale follows at once.
+
+f has **fallen** when the logarithm of :math:`g_0 \cdot g_0` is `CLEAR` standard deviations below that of the scale. The
+deviation is learned: with one batch element and two samples, two similar values of f make :math:`g_0 \cdot g_0` small
+by chance, and with almost certain variables it is tiny in most steps, but with a batch its logarithm hardly varies. A
+fall does not count in the deviation unless it was chance: unless a later step is as large as before.
 """
 
 from __future__ import annotations
@@ -10,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from doublecv.arrays import Array, namespace
 
@@ -29,6 +36,10 @@ FALL = log(1e-4)
 SLOWEST_FALL = log(0.1)
 """The smallest logarithm of g0 . g0, relative to the running scale, that the scale of a linear estimator follows in
 proportion: nearly all steps of an almost certain variable have a tiny g0, and the few others make the variance."""
+
+CLEAR, DEVIATION_RATE = 4.0, 0.05
+"""The number of standard deviations below the scale at which f has fallen, and the share of each step in the square of
+the deviation, which starts where `CLEAR` deviations are `FALL`."""
 
 PEAK_DECAY = 0.5
 """How much the logarithm of the largest recent g0 . g0 decreases per step."""
@@ -64,6 +75,22 @@ class Followed(NamedTuple):
     plausible: Bool[Array, ""]
 
 
+def start() -> dict[str, Any]:
+    r"""Return the running scale of no steps.
+
+    It consists of its logarithm; the logarithms of the last excess of the parts, of the last :math:`g_0 \cdot g_0` and
+    of its recent peak, and how far f has fallen since its last usual step, all relative to the scale; and the variance
+    of the logarithm of :math:`g_0 \cdot g_0`.
+    """
+    zeros = ("log_scale", "log_excess", "log_own", "log_peak", "log_fallen")
+    return {name: np.zeros(()) for name in zeros} | {"own_variance": np.asarray((FALL / CLEAR) ** 2)}
+
+
+def has_fallen(averages: Mapping[str, Any]) -> Bool[Array, ""]:
+    """Return whether f was clearly smaller in the last step than before."""
+    return averages["log_fallen"] < 0
+
+
 def follow(
     averages: Mapping[str, Any],
     own: Float[Array, ""],
@@ -77,8 +104,7 @@ def follow(
     """Move the running scale by one step.
 
     Args:
-        averages: the logarithms of the scale, of the last excess of the parts, of the last g0 . g0 and of its recent
-            peak; the last three are relative to the scale.
+        averages: the running averages before the step, with the names of `start`.
         own: the mean square of g0 in this step, in units of the scale; NaN if the step has no weight.
         size: the sum of the mean squares of g0 and of the control variates that have the unit of f.
         earlier_size: the same over the earlier steps.
@@ -106,11 +132,13 @@ def follow(
     plausible = (excess <= JUMP) | (lasting > JUMP) | (few & ~measured)
     decayed = averages["log_peak"] - PEAK_DECAY
     peak = xp.where(measured, xp.where((log_own > decayed) | ~known, log_own, decayed), averages["log_peak"])
+    lowest = -CLEAR * xp.sqrt(averages["own_variance"])
+    is_small = known & measured & (log_own < lowest)
     if not sees_f or bounded:
         larger = xp.where(log_own > averages["log_own"], log_own, averages["log_own"])
-        largest = peak if sees_f else larger
-        fallen = known & measured & (largest < FALL)
-        jump, jumped = xp.where(fallen, largest, jump), jumped | fallen
+        largest, limit = (peak, FALL) if sees_f else (larger, lowest)
+        follows = known & measured & (largest < limit)
+        jump, jumped = xp.where(follows, largest, jump), jumped | follows
     # At first the scale is the mean over all steps, in whose units the earlier sums are expressed again: one unusual
     # first step would otherwise outweigh the others, or count for nothing, as long as it is remembered.
     starting = known & ~jumped & few
@@ -119,10 +147,19 @@ def follow(
     gradual = xp.where(few, xp.where(log_own > FALL, share * log_own, zero), SCALE_RATE * later)
     moved_by = xp.where(known, jump + xp.where(jumped, zero, gradual), log_own)
     moved_by = xp.where(measured & plausible | jumped, moved_by, zero)
+    # A fall that did not last was chance, which is part of the variance.
+    earlier = averages["log_fallen"]
+    returned = (earlier < 0) & measured & ~is_small
+    square = xp.where(returned, earlier, log_own) ** 2 - averages["own_variance"]
+    counts = known & measured & plausible & ~is_small & ~jumped
+    lower = xp.where(log_own < earlier, log_own, earlier)
+    fallen = xp.where(is_small, lower - moved_by, xp.where(measured, zero, earlier))
     state = {
         "log_scale": averages["log_scale"] + moved_by,
         "log_excess": xp.where(present, excess - jump, averages["log_excess"]),
         "log_own": xp.where(measured, log_own - moved_by, averages["log_own"]),
         "log_peak": peak - moved_by,
+        "log_fallen": xp.where(jumped, zero, fallen),
+        "own_variance": averages["own_variance"] + xp.where(counts, DEVIATION_RATE * square, zero),
     }
     return Followed(state, moved_by, jump, jumped, starting, measured, own > 0, plausible)

@@ -19,10 +19,10 @@ from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.judgement import System
 from doublecv.estimators.linear import LinearEstimator
 from doublecv.estimators.parts import WeightedScores
-from doublecv.estimators.scale import FALL, JUMP
+from doublecv.estimators.scale import JUMP, has_fallen
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
 
 MAX_DIRECTIONS = 32
 """The largest number of directions that is chosen by itself: with more a step takes longer, and in a run of 50,000
@@ -162,7 +162,7 @@ class LearnedSurrogate(Estimator):
         own_units = _fit(q, evaluation, own, context)
         fit = own_units.scale(unit)
         factor = xp.astype(xp.clip(judged.averages["coefficients"][0], 0, 1), unit.dtype)
-        factor = xp.where(_has_fallen(judged.averages), xp.zeros_like(factor), factor)
+        factor = xp.where(has_fallen(judged.averages), xp.zeros_like(factor), factor)
         used = fit.scale(factor)
         base = self.base.formula(q, _residual(evaluation, used), of_base, weight, None)
         gradient = base.gradient + q.covariance_product(used.slope)
@@ -258,13 +258,8 @@ class LearnedSurrogate(Estimator):
         if isinstance(self.base, LinearEstimator) and of_base:
             # Its coefficients are those of a residual. Without the surrogate it gets f itself, and where f may have
             # become much larger, the surrogate leaves nearly all of it.
-            of_base = self.base.leave_out(of_base, _has_fallen(judged) | (judged["log_excess"] > JUMP))
+            of_base = self.base.leave_out(of_base, has_fallen(judged) | (judged["log_excess"] > JUMP))
         return of_base | _prefixed(judged)
-
-
-def _has_fallen(judged: Mapping[str, Any]) -> Bool[Array, ""]:
-    """Return whether f was much smaller in the last step than before, so that the surrogate is too large."""
-    return judged["log_own"] < FALL
 
 
 def _prefixed(tree: Mapping[str, Any]) -> dict[str, Any]:
