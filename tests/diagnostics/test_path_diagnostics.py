@@ -101,7 +101,9 @@ def test_products_and_sequences_are_measured():
 @pytest.mark.parametrize("front_end", [doublecv.jax, doublecv.torch], ids=["jax", "torch"])
 def test_check_accepts_f_and_finds_one_that_mixes(front_end):
     options = {"key": jax.random.key(0)} if front_end is doublecv.jax else {}
+    torch.manual_seed(0)
     q = Q_JAX if front_end is doublecv.jax else Q_TORCH
+    # At points where both layers cancel, f has no gradient.
     assert front_end.check(f, q, dcv.DoubleCV(2, learning="gradient"), **options).has_gradient
     with pytest.raises(ValueError, match="f mixes batch elements"):
         front_end.check(lambda x: f(x) - f(x).mean(1)[:, None], q, **options)

@@ -55,8 +55,8 @@ def test_the_scale_of_what_does_not_see_f_follows_two_falls_in_a_row():
     assert not scale.has_fallen(twice)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
-def test_a_fall_does_no_harm_in_the_next_steps_where_the_gradient_vanishes_in_most_outcomes(seed):
+@pytest.mark.parametrize(("seed", "batch", "sharpness"), [(1, 100, 20), (0, 4, 40)])
+def test_a_fall_does_no_harm_in_the_next_steps_where_the_gradient_vanishes_in_most_outcomes(seed, batch, sharpness):
     """A steep sigmoid and a batch: the norm of the gradient varies by orders of magnitude, and g0 . g0 does not."""
     rng = np.random.default_rng(seed)
     slope = rng.normal(size=5)
@@ -64,13 +64,13 @@ def test_a_fall_does_no_harm_in_the_next_steps_where_the_gradient_vanishes_in_mo
     estimator, logits = dcv.QuadraticDoubleCV(samples=2), rng.normal(size=5) / 2
 
     def f(x):
-        return 1 / (1 + np.exp(-20 * ((x - 0.5) @ slope - 0.3)))
+        return 1 / (1 + np.exp(-sharpness * ((x - 0.5) @ slope - 0.3)))
 
     def df(x):
-        return (20 * f(x) * (1 - f(x)))[..., None] * slope
+        return (sharpness * f(x) * (1 - f(x)))[..., None] * slope
 
-    q = dcv.Bernoulli(logits=np.tile(logits, (100, 1)))
-    states = run(estimator, q, f, df, 210, lambda step: 1.0 if step < 200 else 1e-6, seed=seed)
+    q = dcv.Bernoulli(logits=np.tile(logits, (batch, 1)))
+    states = run(estimator, q, f, df, 205, lambda step: 1.0 if step < 200 else 1e-6, seed=seed)
     small = dcv.Bernoulli(logits=logits), lambda x: 1e-6 * f(x), lambda x: 1e-6 * df(x)
     assert exact_ratio(estimator, dcv.Bernoulli(logits=logits), f, df, states[200]) < 0.95
-    assert max(exact_ratio(estimator, *small, states[step]) for step in range(201, 211)) <= 1.1
+    assert max(exact_ratio(estimator, *small, states[step]) for step in range(201, 206)) <= 1.1

@@ -27,10 +27,10 @@ def samples_for(name):
 def moving(state):
     """Return what every step changes.
 
-    Solved coefficients are 0 until later steps than the first support them, and no fall of the norm is seen so early.
+    Solved coefficients are 0 until later steps than the first support them, and no fall is seen so early.
     """
     numbers, averages, _ = state.estimator.learned
-    later = ("coefficients", "norm_fallen")
+    later = ("coefficients", "fallen")
     averages = {name: value for name, value in averages.items() if not any(word in name for word in later)}
     return state.model, numbers, averages
 
