@@ -428,15 +428,15 @@ MUTANTS = [
     ),
     Mutant(
         "estimators/quadratic.py",
-        "has_direction, one /",
+        "has_direction, damping /",
         "has_direction, 1 /",
         "tests/estimators/test_norm.py -k orders",
     ),
     Mutant("estimators/quadratic.py", "Average(weights[1], moment)", "Average(weights[0], moment)", BATTERY),
     Mutant(
         "estimators/quadratic.py",
-        "xp.where(has_direction, one / (floored + least**0.5), xp.zeros_like(floored))",
-        "one / (floored + least**0.5)",
+        "xp.where(has_direction, damping / (floored + least**0.5), xp.zeros_like(floored))",
+        "damping / (floored + least**0.5)",
         f"{MOMENTS} -k almost_0",
     ),
     Mutant(

@@ -133,8 +133,9 @@ class QuadraticDoubleCV(LinearEstimator):
             floored = xp.maximum(floored, xp.asarray(evaluation.floor, dtype=floored.dtype, device=device(floored)))
         # A gradient whose square is rounded to 0 has no direction.
         has_direction = of_direction.square > least / float(xp.finfo(floored.dtype).eps)
-        one = of_direction.norm / (floored + least**0.5)
-        to_unit = xp.where(has_direction, one / (floored + least**0.5), xp.zeros_like(floored))
+        # 1 above the floor, and proportional to the norm below it.
+        damping = of_direction.norm / (floored + least**0.5)
+        to_unit = xp.where(has_direction, damping / (floored + least**0.5), xp.zeros_like(floored))
         compensator, (square, square_along) = of_gradient.squares(q, score, (inverse, to_unit**2))
         linear, linear_along = of_gradient.linear(q, (xp.ones_like(inverse), to_unit))
         compensator_along = compensator

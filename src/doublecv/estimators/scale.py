@@ -61,7 +61,6 @@ class Followed(NamedTuple):
         jumped: whether there was such a part.
         starting: whether the scale is still the mean over all steps.
         measured: whether g0 was more than a rounding error.
-        differs: whether g0 was not 0.
         plausible: whether the step is not an outlier.
     """
 
@@ -71,7 +70,6 @@ class Followed(NamedTuple):
     jumped: Bool[Array, ""]
     starting: Bool[Array, ""]
     measured: Bool[Array, ""]
-    differs: Bool[Array, ""]
     plausible: Bool[Array, ""]
 
 
@@ -162,4 +160,4 @@ def follow(
         "log_fallen": xp.where(jumped, zero, fallen),
         "own_variance": averages["own_variance"] + xp.where(counts, DEVIATION_RATE * square, zero),
     }
-    return Followed(state, moved_by, jump, jumped, starting, measured, own > 0, plausible)
+    return Followed(state, moved_by, jump, jumped, starting, measured, plausible)
