@@ -13,7 +13,7 @@ import numpy as np
 from doublecv.arrays import Array, detach, subtract_from_samples, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.estimators import moments
-from doublecv.estimators.averages import leave_one_out
+from doublecv.estimators.averages import leave_one_out, score_gradient
 from doublecv.estimators.base import Applied, Estimator, Learned, Needs, not_an_estimator
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.judgement import System
@@ -34,6 +34,10 @@ on at least so many elements."""
 
 LARGEST_MISFIT = 1e4
 """The largest misfit of a batch element, in units of the squared spread, that the fit follows in proportion."""
+
+FLOOR_SHARE = 1 / 3
+r"""The :math:`\beta` in the share of the surrogate that is used. The floor itself is close to the usual norm where the
+norm hardly varies."""
 
 OWN = ("directions", "readout", "readout_bias")
 """The parameters; the first D columns of the readout are those of the slope, the others those of w."""
@@ -164,8 +168,11 @@ class LearnedSurrogate(Estimator):
         factor = xp.astype(xp.clip(judged.averages["coefficients"][0], 0, 1), unit.dtype)
         factor = xp.where(has_fallen(judged.averages), xp.zeros_like(factor), factor)
         used = fit.scale(factor)
-        base = self.base.formula(q, _residual(evaluation, used), of_base, weight, None)
+        share = _share(q, evaluation.df, of_base.averages["floor"]) if "floor" in of_base.averages else None
+        base = self.base.formula(q, _residual(evaluation, used, share), of_base, weight, None)
         gradient = base.gradient + q.covariance_product(used.slope)
+        if share is not None:
+            gradient = gradient - _left_out(q, evaluation.x, used, 1 - leave_one_out(share))
         parts = _judged_parts(q, evaluation, fit)
         statistics = moments.statistics(judged.averages, parts, ("factor",), weight, self._factor)
         statistics_of_both = base.statistics | _prefixed(statistics)
@@ -343,15 +350,39 @@ def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any],
     return _Fit(slope, q.dot(score, slope + dr) / 2, dr, w, along)
 
 
-def _residual(evaluation: Evaluation, fit: _Fit) -> Evaluation:
+def _share(
+    q: Distribution, df: Float[Array, "K *batch D"], floor: Float[Array, ""]
+) -> Float[Array, "K *batch"]:
+    r"""Return :math:`\phi_k = \min(1, n_k / (\beta \ell)^2)` with :math:`n_k = G_k^T M G_k` and the floor :math:`\ell`."""
+    xp, square = q.xp, q.dot(df, q.covariance_product(df))
+    limit = xp.astype((FLOOR_SHARE * floor) ** 2, square.dtype)
+    # Where a gradient is 0, the function may be flat by itself.
+    is_small = (square < limit) & (square > 0)
+    return xp.where(is_small, square / xp.where(is_small, limit, xp.ones_like(square)), xp.ones_like(square))
+
+
+def _left_out(
+    q: Distribution, x: Float[Array, "K *batch D"], fit: _Fit, share: Float[Array, "K *batch"]
+) -> Float[Array, "*batch D"]:
+    r"""Return :math:`\frac{1}{K} \sum_k \psi_k \big[M \, slope - (r_k - \bar r_{-k}) \, s(x_k)\big]`, which has mean 0.
+
+    The share :math:`\psi_k` depends on the samples other than k only.
+    """
+    mean = sum_over_samples(share) / share.shape[0]
+    exact = q.scale(mean, q.covariance_product(fit.slope))
+    return exact - score_gradient(q, x, share * (fit.r - leave_one_out(fit.r)))
+
+
+def _residual(evaluation: Evaluation, fit: _Fit, share: Float[Array, "K *batch"] | None) -> Evaluation:
     """Return f - r for the base; at the mean, r is 0 and its gradient is the slope.
 
     The direction stays that of f. Where f is flat, the residual's is that of r, which changes with its factor.
     """
+    df = evaluation.df - fit.dr
     return replace(
         evaluation,
         direction=evaluation.df,
         f=evaluation.f - fit.r,
-        df=evaluation.df - fit.dr,
+        df=df if share is None else share[..., None] * df,
         df_mean=None if evaluation.df_mean is None else evaluation.df_mean - fit.slope,
     )
