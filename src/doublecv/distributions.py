@@ -126,10 +126,14 @@ class Distribution(ABC):
         return type(self)(logits=logits)
 
     @final
-    def remember(self) -> Self:
-        """Return a copy that computes its mean only once; the copy must not outlive the trace that made it."""
+    def remember(self, mean: Float[Array, "*logits"] | None = None) -> Self:
+        """Return a copy that computes its mean only once; the copy must not outlive the trace that made it.
+
+        Args:
+            mean: the mean, if it was computed before.
+        """
         copy = self.with_logits(self.logits)
-        object.__setattr__(copy, "_remembered", {})
+        object.__setattr__(copy, "_remembered", {} if mean is None else {"mean": mean})
         return copy
 
     @final
@@ -355,8 +359,9 @@ class Bernoulli(Distribution):
 
     def score_square_moment(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         r"""Return :math:`T(v) = \mu (1 - \mu) (1 - 2 \mu) v^2`."""
-        # M v first: a certain variable makes it 0, however large v is, whose square may overflow.
-        return self.covariance_product(v) * v * (self.one_minus_mean - self.mean)
+        third = self._once("third", lambda: self.mean * self.one_minus_mean * (self.one_minus_mean - self.mean))
+        # Not v^2 first: a certain variable makes it 0, however large v is, whose square may overflow.
+        return third * v * v
 
     def log_prob(self, x: Float[Array, "*leading D"]) -> Float[Array, "*leading"]:
         r"""Return :math:`\sum_i x_i l_i - \log(1 + e^{l_i})` with the logits l."""

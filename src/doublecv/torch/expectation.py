@@ -143,7 +143,7 @@ class Expectation(nn.Module):
                 self._register(learned, torch.get_default_dtype(), None)
             return self
         family = _family(q, self.estimator)
-        held_context = _held(context)
+        held_context = _held(context, self.estimator)
         if learned is not None:
             self.estimator.check_learned(learned)
         start = self.estimator.init(family.detach(), held_context) if learned is None else learned
@@ -215,9 +215,10 @@ class Expectation(nn.Module):
             averages = {name: value.detach().clone() for name, value in learned.averages.items()}
             statistics = learned.statistics
         held = Learned(numbers, averages, statistics)
-        context = _held(context)
+        context = _held(context, estimator)
         side = evaluate_side(checked, wide, noise, samples, estimator, numbers, context, learning)
-        rule = Rule(estimator, q.with_logits, held, fixed, pullback, self._report)
+        known_mean = None if wide.visited else wide.mean
+        rule = Rule(estimator, q.with_logits, known_mean, held, fixed, pullback, self._report)
         x, channel = sample(rule, side, q.logits, samples, parameters)
         needed = estimator.needs.gradient
         scheduled = self._passes % CHECK_EVERY == 0
@@ -266,7 +267,7 @@ class Expectation(nn.Module):
         learned = self.learned()
         wanted = {name: value.detach().requires_grad_() for name, value in learned.numbers.items()}
         numbers = leaves_of(wanted, estimator, wide)
-        context = _held(context)
+        context = _held(context, estimator)
         side = evaluate_side(checked, wide, noise, x, estimator, numbers, context, bool(numbers))
         size = max(1, prod(q.batch_shape))
         weight = torch.full(q.batch_shape, 1 / size, dtype=wide.logits.dtype, device=wide.logits.device)
@@ -314,7 +315,7 @@ class Expectation(nn.Module):
                     q.check(uniform(None))
             return draw_path(f, q, self.estimator, generator)
         family = _family(q, self.estimator)
-        wide = family.detach().widen()
+        wide = family.detach().widen().remember()
         noise = _checked_noise(wide, self.estimator, generator, noise)
         return Drawn(f, family, wide, noise, _draw(wide, noise, self.estimator))
 
@@ -411,11 +412,13 @@ def _copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor
     return torch.as_tensor(value).detach().to(device=device, dtype=dtype, copy=True)
 
 
-def _held(context: Any) -> Tensor | None:
-    """Return the context, held constant, with 0 where it is not finite."""
+def _held(context: Any, estimator: Estimator) -> Tensor | None:
+    """Return the context, held constant, with 0 where it is not finite; None if the estimator does not use it."""
     if context is None:
         return None
     if isinstance(context, Tensor):
+        if not estimator.needs.context:
+            return None
         # Any context is valid. NaN in padding that a mask removes would otherwise stay in the learned numbers.
         context = context.detach()
         return torch.where(context.isfinite(), context, 0)

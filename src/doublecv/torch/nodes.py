@@ -121,6 +121,7 @@ class Rule:
     Attributes:
         estimator: the estimator.
         family: a function from logits to the distribution.
+        mean: its mean; None on paths.
         learned: the learned state that the estimate uses; its numbers are apart from the graph of the loss.
         fixed: the coefficients and the floor, where they are held fixed in this step, in the order of `held_names`.
         pullback: what is done to the estimate before the norm whose derivative the numbers receive, if anything.
@@ -136,6 +137,7 @@ class Rule:
 
     estimator: Estimator
     family: Callable[[Tensor], Distribution]
+    mean: Tensor | None
     learned: Learned
     fixed: Float[Tensor, "numbers"] | None
     pullback: Pullback | None
@@ -219,6 +221,7 @@ class _Sample(torch.autograd.Function):
         numbers = dict(zip(rule.learned.numbers, held, strict=True))
         step = Step(
             logits.detach(),
+            rule.mean,
             samples,
             rule.values,
             weight.detach(),
@@ -247,7 +250,7 @@ def _backward(
     estimator: Estimator, family: Callable[[Tensor], Distribution], pullback: Pullback | None, step: Step
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Return the gradients in the logits and the numbers, and the statistics of this step."""
-    q = family(step.logits).widen().remember()
+    q = family(step.logits).widen().remember(step.mean)
     samples, weight, side = step.samples, step.weight, step.side
     with torch.no_grad():
         values = step.values.to(torch.promote_types(step.values.dtype, q.logits.dtype))

@@ -29,6 +29,7 @@ class Step(NamedTuple):
 
     Attributes:
         logits: the logits of q, in the type of the model.
+        mean: the mean of q in the wide type; None on paths.
         samples: the samples.
         values: f at the samples.
         weight: the weight of each batch element in the loss.
@@ -41,6 +42,7 @@ class Step(NamedTuple):
     """
 
     logits: Float[Tensor, "*logits"]
+    mean: Float[Tensor, "*logits"] | None
     samples: Float[Tensor, "K *logits"]
     values: Float[Tensor, "K *batch"]
     weight: Float[Tensor, "*batch"]
@@ -80,7 +82,7 @@ def small_backward(
             return tensor if tensor is None else tensor.numpy()
         return tensor.detach().to(torch.promote_types(tensor.dtype, wide)).numpy()
 
-    q = family(array(step.logits)).remember()
+    q = family(array(step.logits)).remember(array(step.mean))
     samples, values, weight, df = map(array, (step.samples, step.values, step.weight, step.weighted_df))
     side = Side(*map(array, step.side))
     # Infinities are an answer here, as in PyTorch.
