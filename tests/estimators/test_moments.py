@@ -408,6 +408,22 @@ def test_small_differences_of_f_beside_large_gradients_are_learned_without_a_bat
     assert own < 0.2 * rloo
 
 
+@pytest.mark.parametrize("seed", [6, 7])
+def test_coefficients_of_another_distribution_are_forgotten_where_variables_become_almost_certain(seed):
+    """The logits grow by 0.3 per step; the ratio was up to 6 where all steps were remembered for as long."""
+    (f, df), rng, estimator = network(5, seed), np.random.default_rng(seed), dcv.QuadraticDoubleCV(samples=2)
+    learned, signs, ratios = estimator.init(), np.sign(rng.normal(size=5)), []
+    for step in range(220):
+        logits = signs * 0.3 * max(0, step - 180)
+        if step in (180, 185, 190, 195, 200, 210):
+            ratios.append(exact_ratio(estimator, dcv.Bernoulli(logits=logits), f, df, learned))
+        many = dcv.Bernoulli(logits=np.tile(logits, (4, 1)))
+        applied = estimator.apply(many, draw(estimator, many, f, df, rng), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    assert ratios[0] < 0.8
+    assert max(ratios) <= 1.1
+
+
 def heavy_tailed(estimator, q, f, df, rng):
     """Return a step in which f has a factor per batch element, drawn from a distribution without a variance."""
     evaluation, factor = draw(estimator, q, f, df, rng), rng.standard_t(2, size=q.batch_shape)

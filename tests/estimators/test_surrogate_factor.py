@@ -34,6 +34,45 @@ def test_the_estimate_is_unbiased_whatever_the_state(base):
     assert np.any(np.abs(moments.variance - without.variance) > 1e-3)
 
 
+@pytest.mark.parametrize("samples", [2, 3])
+def test_the_estimate_is_unbiased_where_the_gradient_is_below_the_floor_at_some_samples(samples):
+    q = dcv.Bernoulli(logits=np.array([[0.2, -0.4, 1.0]]))
+    estimator = dcv.LearnedSurrogate(dcv.QuadraticDoubleCV(samples=samples))
+    rng, start = np.random.default_rng(0), estimator.init(q)
+    learned = type(start)(*({name: rng.normal(size=np.shape(value)) for name, value in tree.items()} for tree in start))
+    learned.averages["surrogate_coefficients"], learned.averages["surrogate_log_fallen"] = np.array([0.7]), np.zeros(())
+    estimates = {}
+    for floor in (0.0, 4.0, 1e6):
+        learned.averages["floor"] = np.asarray(floor)
+        estimates[floor] = exact_moments(quadratic, q, estimator, learned, df=quadratic_df)
+        np.testing.assert_allclose(estimates[floor].mean, exact_gradient(quadratic, q), atol=1e-10)
+    rloo = exact_moments(quadratic, q, dcv.RLOO(samples=samples))
+    np.testing.assert_allclose(estimates[1e6].variance, rloo.variance, rtol=1e-6)
+    assert np.all(np.abs(estimates[4.0].variance - estimates[0.0].variance) > 1e-3)
+    assert np.all(np.abs(estimates[4.0].variance - rloo.variance) > 1e-3)
+
+
+@pytest.mark.parametrize("fall", [10.0, 1e6])
+def test_a_surrogate_does_no_harm_in_the_very_step_in_which_f_falls(fall):
+    estimator = dcv.LearnedSurrogate(dcv.QuadraticDoubleCV(samples=2))
+    many, q = (dcv.Bernoulli(logits=np.tile([0.2, -0.4, 1.0], (batch, 1))) for batch in (8, 1))
+    learned, rng = estimator.init(many), np.random.default_rng(0)
+    for step in range(60):
+        x = estimator.draw(many, rng.random(estimator.noise_shape(many)))
+        applied = estimator.apply(many, Evaluation(x, quadratic(x), quadratic_df(x)), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+        if step == 0:
+            unit = np.exp(learned.averages["surrogate_log_scale"] / 2)
+            learned.numbers["surrogate_readout_bias"][:3] = quadratic_df(np.asarray(q.mean[0])) / unit
+    ratios = [
+        np.sum(exact_moments(f, q, estimator, learned, df=df).variance)
+        / np.sum(exact_moments(f, q, dcv.RLOO(samples=2)).variance)
+        for f, df in ((quadratic, quadratic_df), (lambda x: quadratic(x) / fall, lambda x: quadratic_df(x) / fall))
+    ]
+    assert ratios[0] < 0.7
+    assert ratios[1] < 1.1
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_a_surrogate_learns_an_f_of_any_scale_and_lowers_the_variance(scale):
     q = dcv.Bernoulli(logits=jnp.tile(jnp.array([[0.2, -0.4, 1.0]]), (8, 1)))

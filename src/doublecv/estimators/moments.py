@@ -34,6 +34,8 @@ use earlier steps only, so the estimate stays unbiased.
    outcomes it fits all that were seen, whatever the others are. Before the first judgement the coefficients are 0,
    which leaves :math:`g_0`, RLOO.
 
+Where x becomes almost certain within tens of steps, all memories forget the earlier ones sooner (`OUTDATED`).
+
 Every step is measured in units of the running scale of :math:`g_0` (:mod:`doublecv.estimators.scale`), so the scale of
 f does not matter. **Bounded** control variates have the direction of the gradient of f and the length of its running
 norm (:mod:`doublecv.estimators.norm`). No outcome makes them very large, so they are trusted sooner than the others.
@@ -54,7 +56,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from array_api_compat import device
 
-from doublecv.arrays import Array, at_least, matrix_product, namespace
+from doublecv.arrays import Array, at_least, at_most, matrix_product, namespace
 from doublecv.distributions import Distribution, event_size
 from doublecv.estimators import norm, scale
 from doublecv.estimators.judgement import MEMORIES, System, choose, shapes, split
@@ -70,6 +72,10 @@ LARGEST = 100.0
 LARGEST_JUDGED = 25.0
 """The largest multiple of the mean g0 . g0 that one batch element counts for in the judgement. With heavy tails, few
 elements would otherwise decide alone; the solutions themselves are fitted to all elements as they are."""
+
+OUTDATED, FASTEST = 0.5, 0.5
+"""All memories forget faster where the entropy of x is less than `OUTDATED` times its mean in the shortest of them:
+most of the variance in them was that of another distribution. They keep at least the share `FASTEST` per step."""
 
 ENOUGH_ELEMENTS, ENOUGH_NUMBERS = 8, 1600
 """Batch elements used for the statistics: at least 8, or enough for 1600 gradient entries.
@@ -87,6 +93,7 @@ def start(system: System) -> dict[str, Any]:
         "candidates": np.zeros((system.candidates, system.number)),
         "sums": np.zeros((memories, sum(map(prod, shapes(system))))),
         "steps": np.zeros(memories),
+        "bits": np.zeros(()),
         **scale.start(),
         **(norm.start() if system.bounded else {}),
     }
@@ -205,9 +212,12 @@ def advance(
     # The squares of the first step may have been rounded to 0; it counts as one element.
     squared = xp.where(known, step[-of_squares:], array(np.eye(1, of_squares)[0]))
     step = xp.concat([step[:-of_squares], squared])
-    decay = array(MEMORIES)
-    moved = {"sums": (decay[:, None] * sums + step) * conversion, "steps": decay * averages["steps"] + one}
-    chosen, candidates = choose(averages["candidates"], moved["sums"], statistics["entropy"] / safe_weight, system)
+    bits = statistics["entropy"] / safe_weight
+    usual = averages["bits"] / (averages["steps"][0] + TINY)
+    decay = array(MEMORIES) * at_most(at_least(bits / (OUTDATED * usual + TINY), FASTEST), 1)
+    moved = {"sums": (decay[:, None] * sums + step) * conversion}
+    moved |= {"steps": decay * averages["steps"] + one, "bits": decay[0] * averages["bits"] + bits}
+    chosen, candidates = choose(averages["candidates"], moved["sums"], bits, system)
     if system.bounded:
         # Bounded control variates do not become smaller with f by themselves, nor can those that are used with them.
         fall = norm.fall(of_running_norm)

@@ -67,6 +67,16 @@ class LearnedSurrogate(Estimator):
     :math:`\mathrm{RLOO}(f) + t \, (M \, slope - \mathrm{RLOO}(r))`. So a surrogate that does not fit is not used.
     r is learned in units of the running spread of f, so that one learning rate serves an f of any scale.
 
+    r does not become smaller with f in the step in which f falls. If the base has terms with the direction of the
+    gradient, it keeps a floor :math:`\ell` that lies below most norms :math:`\sqrt{n_k}` of the gradient, with
+    :math:`n_k = G_k^T M G_k`. In terms of the shares :math:`\phi_k = \min(1, n_k / (\beta \ell)^2)`, the base then gets
+    :math:`\phi_k (G_k - t \nabla r(x_k))`, and
+
+    .. math:: t \frac{1}{K} \sum_k (1 - \bar\phi_{-k}) \big[M \, slope - (r_k - \bar r_{-k}) \, s(x_k)\big],
+
+    which has mean 0 because the leave-one-out mean :math:`\bar\phi_{-k}` does not depend on sample k, is subtracted
+    from the estimate. Where all norms are far below the floor, RLOO is left.
+
     The parameters minimise the sample variance of f - r plus :math:`\frac{1}{K} \sum_k \sum_i v_i (\partial_i f(x_k) -
     \partial_i r(x_k))^2` with :math:`v = \mu (1 - \mu)` on the same samples of some batch elements, after each use.
     Neither the parameters of f nor what made the context receive a gradient from it.
@@ -350,13 +360,11 @@ def _fit(q: Distribution, evaluation: Evaluation, parameters: Mapping[str, Any],
     return _Fit(slope, q.dot(score, slope + dr) / 2, dr, w, along)
 
 
-def _share(
-    q: Distribution, df: Float[Array, "K *batch D"], floor: Float[Array, ""]
-) -> Float[Array, "K *batch"]:
-    r"""Return :math:`\phi_k = \min(1, n_k / (\beta \ell)^2)` with :math:`n_k = G_k^T M G_k` and the floor :math:`\ell`."""
+def _share(q: Distribution, df: Float[Array, "K *batch D"], floor: Float[Array, ""]) -> Float[Array, "K *batch"]:
+    r"""Return :math:`\phi_k = \min(1, n_k / (\beta \ell)^2)` with :math:`n_k = G_k^T M G_k`."""
     xp, square = q.xp, q.dot(df, q.covariance_product(df))
     limit = xp.astype((FLOOR_SHARE * floor) ** 2, square.dtype)
-    # Where a gradient is 0, the function may be flat by itself.
+    # A gradient of 0 is no sign of a fall: f is flat there.
     is_small = (square < limit) & (square > 0)
     return xp.where(is_small, square / xp.where(is_small, limit, xp.ones_like(square)), xp.ones_like(square))
 
@@ -366,7 +374,7 @@ def _left_out(
 ) -> Float[Array, "*batch D"]:
     r"""Return :math:`\frac{1}{K} \sum_k \psi_k \big[M \, slope - (r_k - \bar r_{-k}) \, s(x_k)\big]`, which has mean 0.
 
-    The share :math:`\psi_k` depends on the samples other than k only.
+    The shares :math:`\psi_k` must not depend on sample k.
     """
     mean = sum_over_samples(share) / share.shape[0]
     exact = q.scale(mean, q.covariance_product(fit.slope))
