@@ -359,9 +359,8 @@ class Bernoulli(Distribution):
 
     def score_square_moment(self, v: Float[Array, "*leading D"]) -> Float[Array, "*leading D"]:
         r"""Return :math:`T(v) = \mu (1 - \mu) (1 - 2 \mu) v^2`."""
-        third = self._once("third", lambda: self.mean * self.one_minus_mean * (self.one_minus_mean - self.mean))
-        # Not v^2 first: a certain variable makes it 0, however large v is, whose square may overflow.
-        return third * v * v
+        # M v first: a certain variable makes it 0, however large v is, whose square may overflow.
+        return self.covariance_product(v) * v * (self.one_minus_mean - self.mean)
 
     def log_prob(self, x: Float[Array, "*leading D"]) -> Float[Array, "*leading"]:
         r"""Return :math:`\sum_i x_i l_i - \log(1 + e^{l_i})` with the logits l."""

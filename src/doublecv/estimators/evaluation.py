@@ -25,6 +25,7 @@ class Evaluation:
         control: the estimator's own control variate at its relaxed points.
         dcontrol: the gradient of `control` in the logits.
         direction: vectors whose direction bounded control variates have, if it is not that of df.
+        weight: the weights of the scores in RLOO, if they are not f less its leave-one-out mean.
         floor: the floor of the norm of these vectors (see `doublecv.estimators.norm`), which earlier steps determine.
     """
 
@@ -37,6 +38,7 @@ class Evaluation:
     control: Float[Array, "relaxed *batch"] | None = None
     dcontrol: Float[Array, "relaxed *logits"] | None = None
     direction: Float[Array, "K *logits"] | None = None
+    weight: Float[Array, "K *batch"] | None = None
     floor: Float[Array, ""] | None = None
 
     def __post_init__(self) -> None:

@@ -151,7 +151,8 @@ class QuadraticDoubleCV(LinearEstimator):
             "along": linear_along,
             "along_square": square_along,
         }
-        names, weight_of_g0 = self.needs.coefficients, f - leave_one_out(f)
+        names = self.needs.coefficients
+        weight_of_g0 = f - leave_one_out(f) if evaluation.weight is None else evaluation.weight
         corrections = {name: r for name, r in corrections.items() if name in names}
         if isinstance(f, np.ndarray) and self.samples <= MAX_TABLED and not q.visited:
             shape = (self.samples**2, *f.shape[1:])

@@ -13,7 +13,7 @@ import numpy as np
 from doublecv.arrays import Array, detach, subtract_from_samples, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
 from doublecv.estimators import moments
-from doublecv.estimators.averages import leave_one_out, score_gradient
+from doublecv.estimators.averages import leave_one_out
 from doublecv.estimators.base import Applied, Estimator, Learned, Needs, not_an_estimator
 from doublecv.estimators.evaluation import Evaluation
 from doublecv.estimators.judgement import System
@@ -69,13 +69,13 @@ class LearnedSurrogate(Estimator):
 
     r does not become smaller with f in the step in which f falls. If the base has terms with the direction of the
     gradient, it keeps a floor :math:`\ell` that lies below most norms :math:`\sqrt{n_k}` of the gradient, with
-    :math:`n_k = G_k^T M G_k`. In terms of the shares :math:`\phi_k = \min(1, n_k / (\beta \ell)^2)`, the base then gets
-    :math:`\phi_k (G_k - t \nabla r(x_k))`, and
+    :math:`n_k = G_k^T M G_k`. With the shares :math:`\phi_k = \min(1, n_k / (\beta \ell)^2)`, the gradients of the
+    residual are then :math:`\phi_k (G_k - t \nabla r(x_k))`, the weights of the scores in RLOO
 
-    .. math:: t \frac{1}{K} \sum_k (1 - \bar\phi_{-k}) \big[M \, slope - (r_k - \bar r_{-k}) \, s(x_k)\big],
+    .. math:: f_k - \bar f_{-k} - t \bar\phi_{-k} (r_k - \bar r_{-k}),
 
-    which has mean 0 because the leave-one-out mean :math:`\bar\phi_{-k}` does not depend on sample k, is subtracted
-    from the estimate. Where all norms are far below the floor, RLOO is left.
+    where :math:`\bar\phi_{-k}` is the leave-one-out mean, which does not depend on sample k, and
+    :math:`\frac{1}{K} \sum_k \phi_k \, t M \, slope` is added. Where all norms are far below the floor, RLOO is left.
 
     The parameters minimise the sample variance of f - r plus :math:`\frac{1}{K} \sum_k \sum_i v_i (\partial_i f(x_k) -
     \partial_i r(x_k))^2` with :math:`v = \mu (1 - \mu)` on the same samples of some batch elements, after each use.
@@ -180,9 +180,10 @@ class LearnedSurrogate(Estimator):
         used = fit.scale(factor)
         share = _share(q, evaluation.df, of_base.averages["floor"]) if "floor" in of_base.averages else None
         base = self.base.formula(q, _residual(evaluation, used, share), of_base, weight, None)
-        gradient = base.gradient + q.covariance_product(used.slope)
+        exact = q.covariance_product(used.slope)
         if share is not None:
-            gradient = gradient - _left_out(q, evaluation.x, used, 1 - leave_one_out(share))
+            exact = q.scale(sum_over_samples(share) / share.shape[0], exact)
+        gradient = base.gradient + exact
         parts = _judged_parts(q, evaluation, fit)
         statistics = moments.statistics(judged.averages, parts, ("factor",), weight, self._factor)
         statistics_of_both = base.statistics | _prefixed(statistics)
@@ -369,28 +370,20 @@ def _share(q: Distribution, df: Float[Array, "K *batch D"], floor: Float[Array, 
     return xp.where(is_small, square / xp.where(is_small, limit, xp.ones_like(square)), xp.ones_like(square))
 
 
-def _left_out(
-    q: Distribution, x: Float[Array, "K *batch D"], fit: _Fit, share: Float[Array, "K *batch"]
-) -> Float[Array, "*batch D"]:
-    r"""Return :math:`\frac{1}{K} \sum_k \psi_k \big[M \, slope - (r_k - \bar r_{-k}) \, s(x_k)\big]`, which has mean 0.
-
-    The shares :math:`\psi_k` must not depend on sample k.
-    """
-    mean = sum_over_samples(share) / share.shape[0]
-    exact = q.scale(mean, q.covariance_product(fit.slope))
-    return exact - score_gradient(q, x, share * (fit.r - leave_one_out(fit.r)))
-
-
 def _residual(evaluation: Evaluation, fit: _Fit, share: Float[Array, "K *batch"] | None) -> Evaluation:
     """Return f - r for the base; at the mean, r is 0 and its gradient is the slope.
 
     The direction stays that of f. Where f is flat, the residual's is that of r, which changes with its factor.
     """
-    df = evaluation.df - fit.dr
-    return replace(
+    residual = replace(
         evaluation,
         direction=evaluation.df,
         f=evaluation.f - fit.r,
-        df=df if share is None else share[..., None] * df,
+        df=evaluation.df - fit.dr,
         df_mean=None if evaluation.df_mean is None else evaluation.df_mean - fit.slope,
     )
+    if share is None:
+        return residual
+    of_f, of_r = (values - leave_one_out(values) for values in (evaluation.f, fit.r))
+    # What the surrogate is multiplied by in the weight of a sample must not depend on that sample.
+    return replace(residual, df=share[..., None] * residual.df, weight=of_f - leave_one_out(share) * of_r)
