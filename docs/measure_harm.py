@@ -1,22 +1,29 @@
-"""Measure the variance relative to RLOO by enumeration, along runs of few variables without a batch.
+"""Measure the variance relative to RLOO where it is most likely to be larger.
 
-Every variance is exact. Run
+Along runs of few variables, and where variables become almost certain within a few steps, every variance is exact. In
+the very step in which f changes its scale, it is estimated on problems of the benchmark. Run
 
     python docs/measure_harm.py
 
-which writes `docs/results/few_variables.md` for the page "Never worse than RLOO".
+which writes `few_variables.md`, `drift.md` and `very_step.md` to `docs/results` for the page "Never worse than RLOO".
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 import doublecv as dcv
 from doublecv.estimators import Evaluation
+from doublecv.jax import harm
+from doublecv.lab.bench.command import RECOMMENDED
 
 STEPS, EVERY, FALL_AT = 500, 5, 300
 AFTER = (0, 1, 2, 5, 10, 20, 50, 100, 190)
 """The steps after a fall of f at which the variance is measured."""
+
+DRIFT_AT, DRIFT_STEPS = 200, 40
+"""The step at which the logits begin to grow, and for how many steps they are followed."""
 
 ESTIMATORS = {"Double CV": dcv.DoubleCV(samples=2), "Quadratic": dcv.QuadraticDoubleCV(samples=2)}
 
@@ -117,6 +124,54 @@ def falls(make, by, seeds):
     return np.array(rows)
 
 
+def gates(rng, variables):
+    """Return the squared error of a sum of gated features, with a price per gate, and its gradient."""
+    features = rng.normal(size=(variables, 20))
+    target = ((rng.random(variables) < 0.2) * rng.normal(size=variables)) @ features
+    features = features * rng.normal(size=(variables, 1))
+
+    def df(x):
+        return 2 / 20 * (x @ features - target) @ features.T + 0.05
+
+    return (lambda x: np.mean((x @ features - target) ** 2, axis=-1) + 0.05 * np.sum(x, axis=-1)), df
+
+
+def drift(estimator, make, batch, speed, seed):
+    """Return the largest ratio of a run in which the logits of 5 variables grow by `speed` per step, up to 6."""
+    rng = np.random.default_rng(seed)
+    f, df = make(rng, 5)
+    signs, learned, ratios = np.sign(rng.normal(size=5)), estimator.init(), []
+    for step in range(DRIFT_AT + DRIFT_STEPS):
+        q = dcv.Bernoulli(logits=signs * min(6.0, speed * max(0, step - DRIFT_AT)))
+        if step > DRIFT_AT:
+            ratios.append(ratio(estimator, f, df, q, learned))
+        many = dcv.Bernoulli(logits=np.tile(q.logits, (batch, 1)))
+        x = estimator.draw(many, rng.random(estimator.noise_shape(many)))
+        applied = estimator.apply(many, Evaluation(x, f(x), df(x)), learned)
+        learned = learned._replace(averages=estimator.advance(learned.averages, applied.statistics))
+    return np.nanmax(ratios)
+
+
+CHANGING = {
+    "network": harm.HarmProblem("network", samples=2, variables=50),
+    "quadratic": harm.HarmProblem("quadratic", samples=4, variables=10),
+    "autoencoder": harm.HarmProblem("autoencoder", samples=2, variables=20, batch=20),
+    "gates": harm.HarmProblem("gates", samples=2, variables=50, batch=4, start=-3.0),
+    "exponential": harm.HarmProblem("exponential", samples=2, variables=20, batch=10),
+    "steep": harm.HarmProblem("steep", samples=2, variables=20, batch=20),
+}
+"""The problems on which f changes its scale in the middle of the run."""
+
+
+def very_step(name, problem, by, seeds):
+    """Return the ratios in the very step in which f changes its scale, and in the next one, one row per seed."""
+    middle = harm.STEPS // 2
+    rows = [
+        harm.measure(name, replace(problem, later=by, seed=seed), checkpoints=(middle, middle + 1)) for seed in seeds
+    ]
+    return np.array([row.ratios for row in rows])
+
+
 PROBLEMS = {
     "network": (network, 4, range(16), {}),
     "bump": (bump, 4, range(16), {}),
@@ -133,8 +188,47 @@ def number(value):
     return f"{value:.2f}" if value < 100 else f"{value:.2g}"
 
 
-def main():
-    """Write the two tables."""
+def write(name, lines):
+    """Write the lines of tables to a file of the results."""
+    Path(__file__).with_name("results").joinpath(name).write_text("\n".join(lines) + "\n")
+
+
+def of_runs(values):
+    """Return the largest ratio, and in brackets how many exceed 1.1."""
+    return f"{number(np.nanmax(values))} ({np.sum(values > 1.1)})"
+
+
+def write_drift():
+    """Write the table of variables that become almost certain within a few steps."""
+    lines = ["| function | batch | logits per step | Double CV | Quadratic |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name, make in (("network", network), ("gates", gates)):
+        for batch in (1, 4, 16):
+            for speed in (0.1, 0.3, 0.6):
+                runs = [
+                    np.array([drift(estimator, make, batch, speed, seed) for seed in range(16)])
+                    for estimator in ESTIMATORS.values()
+                ]
+                lines.append(f"| {name} | {batch} | {speed} | {' | '.join(map(of_runs, runs))} |")
+                print(lines[-1], flush=True)
+    write("drift.md", lines)
+
+
+def write_very_step():
+    """Write the table of the step in which f changes its scale, and of the next one."""
+    estimators = {"Double CV": RECOMMENDED[0], "Quadratic": RECOMMENDED[1], "Surrogate + quadratic": RECOMMENDED[2]}
+    columns = [f"{name}{when}" for name in estimators for when in ("", ", next step")]
+    lines = [f"| function | f is multiplied by | {' | '.join(columns)} |", "| --- | ---: |" + " ---: |" * len(columns)]
+    for name, problem in CHANGING.items():
+        for by in (1e-6, 1e-1, 1e6):
+            runs = [very_step(estimator, problem, by, range(4)).T for estimator in estimators.values()]
+            cells = [of_runs(values) for of_estimator in runs for values in of_estimator]
+            lines.append(f"| {name} | {by:,g} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    write("very_step.md", lines)
+
+
+def write_few_variables():
+    """Write the tables of runs of few variables, and of falls of f along them."""
     lines = [
         "| problem | runs | estimator | largest ratio | runs above 1.1 | mean ratio |",
         "| --- | ---: | --- | ---: | ---: | ---: |",
@@ -152,11 +246,13 @@ def main():
     for name, make in (("network", network), ("exponential", exponential)):
         for by in (10, 100, 10**6):
             columns = falls(make, by, range(12)).T
-            row = [f"{number(np.nanmax(column))} ({np.sum(column > 1.1)})" for column in columns]
+            row = map(of_runs, columns)
             lines.append(f"| {name} | {by:,} | {' | '.join(row)} |")
             print(lines[-1], flush=True)
-    Path(__file__).with_name("results").joinpath("few_variables.md").write_text("\n".join(lines) + "\n")
+    write("few_variables.md", lines)
 
 
 if __name__ == "__main__":
-    main()
+    write_few_variables()
+    write_drift()
+    write_very_step()

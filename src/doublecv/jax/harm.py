@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -250,8 +250,22 @@ class HarmRow:
         return float(np.mean(np.interp(every, steps[known], ratios[known])))
 
 
-def measure(name: str, problem: HarmProblem, steps: int = STEPS, numbers: int = NUMBERS) -> HarmRow | None:
-    """Train with an estimator and measure its variance along the run; None if it does not support the problem."""
+def measure(
+    name: str,
+    problem: HarmProblem,
+    steps: int = STEPS,
+    numbers: int = NUMBERS,
+    checkpoints: Sequence[int] = CHECKPOINTS,
+) -> HarmRow | None:
+    """Train with an estimator and measure its variance along the run; None if it does not support the problem.
+
+    Args:
+        name: the estimator's name in the registry.
+        problem: the problem.
+        steps: the number of steps.
+        numbers: the number of gradient entries that are drawn per measurement.
+        checkpoints: the steps before which the variance is measured, out of 600.
+    """
     try:
         estimator = estimators.make(name, samples=problem.samples)
         estimator.check_family(problem.family(logits=np.zeros((1, *problem.event))))
@@ -263,11 +277,11 @@ def measure(name: str, problem: HarmProblem, steps: int = STEPS, numbers: int = 
     if KINDS[problem.kind].encoder:
         parameters["weight"] = 0.3 * rng.normal(size=(constants["images"].shape[1], problem.variables))
     arrays = jax.tree.map(partial(jnp.asarray, dtype=jnp.float32), (constants, parameters))
-    checkpoints = tuple(sorted({min(steps - 1, step * steps // STEPS) for step in CHECKPOINTS}))
-    run = _program(estimator, problem.shape, checkpoints, numbers)
+    measured_at = tuple(sorted({min(steps - 1, step * steps // STEPS) for step in checkpoints}))
+    run = _program(estimator, problem.shape, measured_at, numbers)
     factors = jnp.float32([problem.scale, problem.later, problem.outlier, problem.learning_rate])
     ratios, errors = run(*arrays, factors, jnp.int32(steps), jax.random.key(problem.seed))
-    return HarmRow(problem.name, name, checkpoints, tuple(map(float, ratios)), tuple(map(float, errors)))
+    return HarmRow(problem.name, name, measured_at, tuple(map(float, ratios)), tuple(map(float, errors)))
 
 
 # A compiled program holds about a thousand memory maps, of which a process may have 65,530 on Linux.
