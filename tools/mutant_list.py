@@ -370,7 +370,18 @@ MUTANTS = [
         f"{MOMENTS} -k counts_in_the_judgement",
     ),
     Mutant("estimators/surrogate.py", "direction=evaluation.df,", "", f"{SURROGATE} -k direction_of_the_gradient"),
-    Mutant("estimators/moments.py", "OUTDATED, FASTEST = 0.5", "OUTDATED, FASTEST = 0.0", f"{MOMENTS} -k forgotten"),
+    Mutant(
+        "estimators/moments.py",
+        "OUTDATED, LEAST_BITS, FASTEST = 0.5,",
+        "OUTDATED, LEAST_BITS, FASTEST = 0.0,",
+        f"{MOMENTS} -k forgotten",
+    ),
+    Mutant(
+        "estimators/surrogate.py",
+        "sees_f=False, fall=fall)",
+        "sees_f=False)",
+        "tests/estimators/test_surrogate_factor.py -k very_step",
+    ),
     Mutant(
         "estimators/surrogate.py",
         "leave_one_out(share) * of_r",

@@ -73,9 +73,10 @@ LARGEST_JUDGED = 25.0
 """The largest multiple of the mean g0 . g0 that one batch element counts for in the judgement. With heavy tails, few
 elements would otherwise decide alone; the solutions themselves are fitted to all elements as they are."""
 
-OUTDATED, FASTEST = 0.5, 0.5
+OUTDATED, LEAST_BITS, FASTEST = 0.5, 2.5, 0.5
 """All memories forget faster where the entropy of x is less than `OUTDATED` times its mean in the shortest of them:
-most of the variance in them was that of another distribution. They keep at least the share `FASTEST` per step."""
+most of the variance in them was that of another distribution. They keep at least the share `FASTEST` per step, and all
+where that mean is at most `LEAST_BITS` bits: of one variable that becomes certain there is too little to learn from."""
 
 ENOUGH_ELEMENTS, ENOUGH_NUMBERS = 8, 1600
 """Batch elements used for the statistics: at least 8, or enough for 1600 gradient entries.
@@ -163,7 +164,12 @@ def statistics(
 
 
 def advance(
-    averages: Mapping[str, Any], statistics: Mapping[str, Any], system: System, *, sees_f: bool = True
+    averages: Mapping[str, Any],
+    statistics: Mapping[str, Any],
+    system: System,
+    *,
+    sees_f: bool = True,
+    fall: Float[Array, ""] | None = None,
 ) -> dict[str, Any]:
     """Move the running averages by one step; a step without weight or with numbers that are not finite is skipped.
 
@@ -173,6 +179,7 @@ def advance(
         system: the system that `start` was called with.
         sees_f: whether the control variates that are not bounded become smaller with f, as those of a linear estimator
             do. If they do not, the scale must follow a fall of f at once.
+        fall: a fall of f that is known from elsewhere, as `scale.follow` takes it.
     """
     sums, raw, weight = averages["sums"], statistics["sums"], statistics["weight"]
     xp, n = namespace(sums), system.number
@@ -190,7 +197,8 @@ def advance(
         for products in (raw / safe_weight, sums[-1] / xp.where(known, steps, one))
     )
     own, size = squares[0], xp.sum(squares)
-    running = scale.follow(averages, own, size, xp.sum(earlier), steps, sees_f=sees_f, bounded=bool(system.bounded))
+    of_earlier, bounded = xp.sum(earlier), bool(system.bounded)
+    running = scale.follow(averages, own, size, of_earlier, steps, sees_f=sees_f, bounded=bounded, fall=fall)
     usable = (weight > 0) & xp.isfinite(size) & (size > 0) & running.plausible & (known | running.measured)
     usable = usable & xp.all(xp.isfinite(raw))
 
@@ -214,7 +222,8 @@ def advance(
     step = xp.concat([step[:-of_squares], squared])
     bits = statistics["entropy"] / safe_weight
     usual = averages["bits"] / (averages["steps"][0] + TINY)
-    decay = array(MEMORIES) * at_most(at_least(bits / (OUTDATED * usual + TINY), FASTEST), 1)
+    forgets = at_most(at_least(bits / (OUTDATED * usual + TINY), FASTEST), 1)
+    decay = array(MEMORIES) * xp.where(usual > LEAST_BITS, forgets, one)
     moved = {"sums": (decay[:, None] * sums + step) * conversion}
     moved |= {"steps": decay * averages["steps"] + one, "bits": decay[0] * averages["bits"] + bits}
     chosen, candidates = choose(averages["candidates"], moved["sums"], bits, system)

@@ -100,6 +100,11 @@ def fall(state: Mapping[str, Any]) -> Float[Array, ""]:
     return state["norm_fallen"] + state["log_norm"] - state["log_unit"]
 
 
+def fall_at_once(before: Mapping[str, Any], after: Mapping[str, Any]) -> Float[Array, ""]:
+    """Return how much m fell at once in a step, as a negative number; 0 if it did not."""
+    return at_most(before["norm_fallen"] - after["norm_fallen"], 0)
+
+
 class Followed(NamedTuple):
     """Hold how the running norm moved in one step.
 

@@ -98,6 +98,7 @@ def follow(
     *,
     sees_f: bool,
     bounded: bool,
+    fall: Float[Array, ""] | None = None,
 ) -> Followed:
     """Move the running scale by one step.
 
@@ -110,6 +111,8 @@ def follow(
         sees_f: whether the control variates become smaller with f. If they do not, as the learned surrogate, the scale
             follows two small steps in a row at once.
         bounded: whether there are also bounded control variates, for which steps after a fall of f must count as much.
+        fall: how much the norm of the gradient says that f has become smaller at once, as a negative logarithm of a
+            square; the scale follows it. None if nothing is known of it.
     """
     xp, known = namespace(own), steps > 0
     one, zero = xp.ones_like(own), xp.zeros_like(own)
@@ -137,6 +140,8 @@ def follow(
         largest, limit = (peak, FALL) if sees_f else (larger, lowest)
         follows = known & measured & (largest < limit)
         jump, jumped = xp.where(follows, largest, jump), jumped | follows
+    if fall is not None:
+        jump, jumped = xp.where(fall < 0, fall, jump), jumped | (fall < 0)
     # At first the scale is the mean over all steps, in whose units the earlier sums are expressed again: one unusual
     # first step would otherwise outweigh the others, or count for nothing, as long as it is remembered.
     starting = known & ~jumped & few

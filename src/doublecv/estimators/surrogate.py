@@ -12,7 +12,7 @@ import numpy as np
 
 from doublecv.arrays import Array, detach, subtract_from_samples, sum_over_samples
 from doublecv.distributions import Bernoulli, Distribution
-from doublecv.estimators import moments
+from doublecv.estimators import moments, norm
 from doublecv.estimators.averages import leave_one_out
 from doublecv.estimators.base import Applied, Estimator, Learned, Needs, not_an_estimator
 from doublecv.estimators.evaluation import Evaluation
@@ -271,8 +271,10 @@ class LearnedSurrogate(Estimator):
         """Move the running averages of the base and of the judgement."""
         of_base, judged = _split(averages)
         statistics_of_base, statistics_judged = _split(statistics)
-        judged = moments.advance(judged, statistics_judged, self._factor, sees_f=False)
-        of_base = self.base.advance(of_base, statistics_of_base)
+        before, of_base = of_base, self.base.advance(of_base, statistics_of_base)
+        # The floor of the base follows a fall at once, so that the share no longer tells it in the next step.
+        fall = norm.fall_at_once(before, of_base) if "norm_fallen" in of_base else None
+        judged = moments.advance(judged, statistics_judged, self._factor, sees_f=False, fall=fall)
         if isinstance(self.base, LinearEstimator) and of_base:
             # Its coefficients are those of a residual. Without the surrogate it gets f itself, and where f may have
             # become much larger, the surrogate leaves nearly all of it.
