@@ -75,8 +75,8 @@ elements would otherwise decide alone; the solutions themselves are fitted to al
 
 OUTDATED, LEAST_BITS, FASTEST = 0.5, 2.5, 0.5
 """All memories forget faster where the entropy of x is less than `OUTDATED` times its mean in the shortest of them:
-most of the variance in them was that of another distribution. They keep at least the share `FASTEST` per step, and all
-where that mean is at most `LEAST_BITS` bits: of one variable that becomes certain there is too little to learn from."""
+most of the variance in them was that of another distribution. They keep at least the share `FASTEST` per step. Where
+the mean is at most `LEAST_BITS` bits they forget as usual: one variable that becomes certain leaves little to learn."""
 
 ENOUGH_ELEMENTS, ENOUGH_NUMBERS = 8, 1600
 """Batch elements used for the statistics: at least 8, or enough for 1600 gradient entries.

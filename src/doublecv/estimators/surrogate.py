@@ -67,15 +67,15 @@ class LearnedSurrogate(Estimator):
     :math:`\mathrm{RLOO}(f) + t \, (M \, slope - \mathrm{RLOO}(r))`. So a surrogate that does not fit is not used.
     r is learned in units of the running spread of f, so that one learning rate serves an f of any scale.
 
-    r does not become smaller with f in the step in which f falls. If the base has terms with the direction of the
-    gradient, it keeps a floor :math:`\ell` that lies below most norms :math:`\sqrt{n_k}` of the gradient, with
-    :math:`n_k = G_k^T M G_k`. With the shares :math:`\phi_k = \min(1, n_k / (\beta \ell)^2)`, the gradients of the
-    residual are then :math:`\phi_k (G_k - t \nabla r(x_k))`, the weights of the scores in RLOO
+    r does not become smaller by itself in the step in which f falls. A base with terms with the direction of the
+    gradient keeps a floor :math:`\ell`, below most norms :math:`\sqrt{n_k}` of the gradient with :math:`n_k = G_k^T M
+    G_k`. Over such a base, only the share :math:`\phi_k = \min(1, n_k / (\beta \ell)^2)` of the residual's gradient at
+    sample k is used, with :math:`\beta = 1/3`. The scores in RLOO have the weights
 
     .. math:: f_k - \bar f_{-k} - t \bar\phi_{-k} (r_k - \bar r_{-k}),
 
-    where :math:`\bar\phi_{-k}` is the leave-one-out mean, which does not depend on sample k, and
-    :math:`\frac{1}{K} \sum_k \phi_k \, t M \, slope` is added. Where all norms are far below the floor, RLOO is left.
+    and :math:`\frac{1}{K} \sum_k \phi_k \, t M \, slope` is added. It is unbiased because the leave-one-out mean
+    :math:`\bar\phi_{-k}` does not depend on sample k. If all norms are far below the floor, the estimate is RLOO.
 
     The parameters minimise the sample variance of f - r plus :math:`\frac{1}{K} \sum_k \sum_i v_i (\partial_i f(x_k) -
     \partial_i r(x_k))^2` with :math:`v = \mu (1 - \mu)` on the same samples of some batch elements, after each use.
